@@ -1,0 +1,1 @@
+"""The transport of an exact proposal distribution q from a draft model to its verifier."""
