@@ -66,6 +66,7 @@ class Reason(str, Enum):
     UNEXPECTED_KIND = "unexpected_kind"  # a known frame that this role never receives, or one before the proof
     MALFORMED = "malformed"  # a control message that is not the bounded msgpack map it must be
     INVALID_WEIGHTS = "invalid_weights"  # NaN, +inf, negative (-0.0 too) or no mass in the weights handed to allocate
+    REQUEST_MISMATCH = "request_mismatch"  # a row names another request than the slot was granted for
 
     @property
     def code(self) -> int:

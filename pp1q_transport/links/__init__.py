@@ -1,1 +1,33 @@
+"""Links move the bytes of one session between two hosts. One interface, one conformance suite for every kind.
 
+Between an engine, which pumps them, and the operating system. A link decides nothing about frames: it asks its assembler where
+bytes go and its outbox what to send.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Link(Protocol):
+    """What the engine needs of a link. Codes are those of `Reason`."""
+
+    kind: str
+
+    def pump(self, now_ns: int) -> int:
+        """Moves what can be moved now. Bytes moved (0 = nothing to do), or -code when the link is unusable."""
+
+    def pump_until(self, tries: int) -> int:
+        """Pumps until something moved or `tries` idle looks are over; the same results as `pump`."""
+
+    def wait(self, timeout_ns: int, other_fd: int) -> None:
+        """Sleeps until the link or `other_fd` can go on, or `timeout_ns` is over."""
+
+    def fence(self, slot: int) -> bool:
+        """After this, no byte can land in `slot`. True when a payload was landing there."""
+
+    def describe(self) -> dict[str, object]:
+        """What runs: kind, addresses, options, as logs and reports print it."""
+
+    def close(self) -> None:
+        """Ends the link; safe to repeat."""

@@ -1,0 +1,155 @@
+"""The tcp link: receives from a socket straight into a slot and sends header and payload in one call.
+
+Between an engine and one connected, proven socket. It forms no connections (`tcp_port` does), judges no frames and owns no slot.
+Every byte lands by a `recv` of this process, so a fence is only a word to the assembler. DESIGN decisions 3 and 5.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING, Final
+
+from .._native.kernels import monotonic_ns
+from .._native.net import recv_into, send_from, send_two, wait_io
+from ..errors import Reason
+from ..session.assembler import Assembler, FrameSink
+from ..session.outbox import Outbox, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+RECEIVES_A_PUMP: Final = 16
+_AGAIN: Final = -errno.EAGAIN
+_GONE: Final = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_PEER_LOST: Final = Reason.PEER_LOST.code
+_LINK_ERROR: Final = Reason.LINK_ERROR.code
+
+
+class TcpLink:
+    """One proven connection. Owns `sock` (non-blocking) and closes it."""
+
+    def __init__(self, sock: socket.socket, sink: FrameSink, outbox: Outbox) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.kind = "tcp"
+        self.sock = sock
+        self.fd: int = sock.fileno()
+        self.assembler: Assembler = Assembler(sink)
+        self.outbox: Outbox = outbox
+        self.bytes_in: int = 0
+        self.bytes_out: int = 0
+        self.errno: int = 0
+        self.broken: int = 0
+
+    def pump(self, now_ns: int) -> int:
+        """See `Link.pump`."""
+        if self.broken:
+            return -self.broken
+        moved = self._receive(now_ns)
+        if moved < 0:
+            return moved
+        if self.outbox.empty():
+            return moved
+        sent = self._send()
+        if sent < 0:
+            return sent
+        return moved + sent
+
+    def pump_until(self, tries: int) -> int:
+        """See `Link.pump_until`."""
+        for _ in range(tries):
+            moved = self.pump(monotonic_ns())
+            if moved != 0:
+                return moved
+        return 0
+
+    def _receive(self, now_ns: int) -> int:
+        total = 0
+        assembler = self.assembler
+        for _ in range(RECEIVES_A_PUMP):
+            assembler.want()
+            asked = assembler.length
+            got = recv_into(self.fd, assembler.memory, assembler.offset, asked)
+            if got == _AGAIN:
+                break
+            if got <= 0:
+                # What came before the end is handled already; the end itself is the next pump's answer too.
+                return self._gone(got)
+            total += got
+            code = assembler.received(got, now_ns)
+            if code:
+                self.broken = code
+                return -code
+            if got < asked:
+                break
+        self.bytes_in += total
+        return total
+
+    def _send(self) -> int:
+        total = 0
+        while True:
+            piece = self.outbox.front()
+            if piece is None:
+                break
+            want = piece.head_length + piece.length
+            got = self._send_piece(piece)
+            if got == _AGAIN:
+                break
+            if got < 0:
+                return self._gone(got)
+            self.outbox.sent(got)
+            total += got
+            if got < want:
+                break
+        self.bytes_out += total
+        return total
+
+    def _send_piece(self, piece: Piece) -> int:
+        if piece.length == 0:
+            return send_from(self.fd, self.outbox.buffer, piece.head_offset, piece.head_length, False)
+        if piece.head_length == 0:
+            return send_from(self.fd, piece.memory, piece.offset, piece.length, False)
+        return send_two(
+            self.fd,
+            self.outbox.buffer,
+            piece.head_offset,
+            piece.head_length,
+            piece.memory,
+            piece.offset,
+            piece.length,
+        )
+
+    def _gone(self, result: int) -> int:
+        self.errno = -result
+        self.broken = _PEER_LOST if result == 0 or -result in _GONE else _LINK_ERROR
+        return -self.broken
+
+    def wait(self, timeout_ns: int, other_fd: int) -> None:
+        """See `Link.wait`."""
+        events = 1 if self.outbox.empty() else 5  # POLLIN, POLLIN | POLLOUT
+        wait_io(self.fd, events, other_fd, 1, timeout_ns)
+
+    def fence(self, slot: int) -> bool:
+        """See `Link.fence`."""
+        return self.assembler.landing.abandon(slot)
+
+    def describe(self) -> dict[str, object]:
+        """See `Link.describe`."""
+        local = self.sock.getsockname()
+        peer = self.sock.getpeername()
+        return {
+            "link": "tcp",
+            "local": f"{local[0]}:{local[1]}",
+            "peer": f"{peer[0]}:{peer[1]}",
+            "sndbuf": self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF),
+            "rcvbuf": self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF),
+        }
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        if not self.broken:
+            self.broken = _LINK_ERROR
+        if self.fd >= 0:
+            self.fd = -1
+            self.sock.close()

@@ -1,0 +1,116 @@
+"""Requests as both sides remember them across sessions: committed tokens, prefix digest, generation, round.
+
+Between the client, which commits, and the sessions, which carry. The receiver's `request_generation` survives reconnects; the
+leader's key guard sees to it that no proposal noise is ever drawn twice for one request. SPEC sections 2 and 5.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from .._native.kernels import prefix_digest
+from ..errors import LocalMisuse, PeerFault, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+U32_MAX: Final = 0xFFFFFFFF
+
+
+class Request:
+    """One open request. Tokens are int32, positions absolute: the token at index i stands at position i."""
+
+    def __init__(self, request: int, seed: int, tokens: Iterable[int], max_position: int = U32_MAX, generation: int = 0) -> None:
+        self.request: int = request
+        self.seed: int = seed
+        self.tokens: array[int] = array("i")
+        self.prefix_low: int = 0
+        self.prefix_high: int = 0
+        self.max_position: int = max_position
+        self.generation: int = generation
+        self.round: int = 0
+        self.in_flight: bool = False
+        self.session: int = 0  # leader: the session that opened it
+        self.drew: bool = False  # leader: whether a key was ever used
+        self.drew_generation: int = 0
+        self.drew_round: int = 0
+        self.extend(tokens)
+        if not self.tokens:
+            raise LocalMisuse("a request needs at least one committed token (its prompt)")
+
+    @property
+    def anchor(self) -> int:
+        """Absolute position of the last committed token; the first drafted position is the next one."""
+        return len(self.tokens) - 1
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Appends committed tokens and moves the prefix digest on; the state is unchanged if a token is no int32."""
+        try:
+            fresh = array("i", tokens)
+        except (OverflowError, TypeError) as error:
+            raise LocalMisuse(f"committed tokens must be int32: {error}") from error
+        if len(self.tokens) + len(fresh) > U32_MAX:
+            raise PeerFault(Reason.GENERATION_EXHAUSTED, "position")
+        if fresh:
+            self.prefix_low, self.prefix_high = prefix_digest(self.prefix_low, self.prefix_high, fresh)
+            self.tokens.extend(fresh)
+
+    def next_round(self) -> int:
+        """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
+        if self.round >= U32_MAX:
+            raise PeerFault(Reason.GENERATION_EXHAUSTED, "round")
+        taken = self.round
+        self.round += 1
+        return taken
+
+    def discard(self) -> None:
+        """A proposal died or the peer reconnected: the generation rises, so old noise can never be drawn again."""
+        if self.generation >= U32_MAX:
+            raise PeerFault(Reason.GENERATION_EXHAUSTED, "request_generation")
+        self.generation += 1
+        self.in_flight = False
+
+    def may_draw(self, generation: int, round: int) -> bool:
+        """Leader's key guard: whether (generation, round) is beyond every key this request has used."""
+        if not self.drew:
+            return True
+        if generation != self.drew_generation:
+            return generation > self.drew_generation
+        return round > self.drew_round
+
+    def inherit_keys(self, earlier: Request) -> None:
+        """Takes over the keys that an earlier session's request of the same ID has used."""
+        self.drew = earlier.drew
+        self.drew_generation = earlier.drew_generation
+        self.drew_round = earlier.drew_round
+
+    def mark_drawn(self, generation: int, round: int) -> None:
+        """Records the key as used before its first draw."""
+        self.drew = True
+        self.drew_generation = generation
+        self.drew_round = round
+
+
+class RequestTable:
+    """Open requests by ID, bounded."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self.limit = limit
+        self.requests: dict[int, Request] = {}
+
+    def add(self, request: Request) -> None:
+        """Opens a request; a known ID or one past the limit is `LocalMisuse`."""
+        if request.request in self.requests:
+            raise LocalMisuse(f"request {request.request} is open already")
+        if len(self.requests) >= self.limit:
+            raise LocalMisuse(f"{self.limit} requests are open; close some first")
+        self.requests[request.request] = request
+
+    def get(self, request: int) -> Request | None:
+        """The open request of that ID, or None."""
+        return self.requests.get(request)
+
+    def remove(self, request: int) -> Request | None:
+        """Closes and returns the request, or None when it is not open."""
+        return self.requests.pop(request, None)

@@ -1,0 +1,9 @@
+# C types of terms.py in the compiled build.
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef class SessionTerms:
+    cdef public uint64_t session, leader_nonce, receiver_nonce
+    cdef public uint32_t vocab_size, depth, support, max_slots, max_context_tokens
+    cdef public bint dense, sparse, draw_proof
+    cdef public uint64_t dense_row_bytes, max_payload

@@ -1,0 +1,79 @@
+"""Host memory for slots: one memfd-backed region, prefaulted, with the slot geometry laid over it.
+
+Between the sessions, which think in offsets, and the client, which wants numpy views. Registers nothing with a device and shares
+nothing by itself (the descriptor is there for a daemon to pass on). A kill -9 leaves nothing behind: a memfd has no name.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from .session.slots import SlotGeometry
+
+
+class Region:
+    """`size` bytes of zeroed, prefaulted memory; `array` is the writable uint8 view, `prefault_ms` what faulting it cost."""
+
+    def __init__(self, size: int, name: str = "pp1q-slots") -> None:
+        if size < 1:
+            raise ConfigError(f"a region of {size} bytes is impossible")
+        self.size = size
+        started = time.monotonic_ns()
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.fd, 0, size)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self.map = mmap.mmap(self.fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            os.close(self.fd)
+            raise ConfigError(f"can't get {size} bytes of slot memory: {error.strerror}; lower slots or depth") from error
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(self.map, dtype=np.uint8)
+        self.prefault_ms = (time.monotonic_ns() - started) / 1e6
+
+    def close(self) -> None:
+        """Closes the descriptor; the mapping lives until the last view of it is gone."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class SlotViews:
+    """numpy views of a slot region by (slot, row), without a copy. `writable` is for the staging side only."""
+
+    def __init__(self, region: Region, geometry: SlotGeometry, vocab_size: int, writable: bool = False) -> None:
+        self.geometry = geometry
+        self.vocab_size = vocab_size
+        self._array = region.array.view()
+        self._array.flags.writeable = writable
+
+    def dense(self, slot: int, row: int) -> npt.NDArray[np.float32]:
+        """float32 [V]: the dense q of a row."""
+        at = self.geometry.row_offset(slot, row)
+        return self._array[at : at + 4 * self.vocab_size].view(np.float32)
+
+    def sparse(self, slot: int, row: int, entries: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """(ids int32 [n], q float32 [n]) of a sparse row; on the wire and in memory q comes first."""
+        at = self.geometry.row_offset(slot, row)
+        q = self._array[at : at + 4 * entries].view(np.float32)
+        ids = self._array[at + 4 * entries : at + 8 * entries].view(np.int32)
+        return ids, q
+
+    def tokens(self, slot: int, depth: int) -> npt.NDArray[np.int32]:
+        """int32 [depth]: the proposed tokens."""
+        at = self.geometry.meta_offset(slot)
+        return self._array[at : at + 4 * depth].view(np.int32)
+
+    def entries(self, slot: int, depth: int) -> npt.NDArray[np.uint32]:
+        """uint32 [depth]: the entry count of each row."""
+        at = self.geometry.meta_offset(slot) + 4 * depth
+        return self._array[at : at + 4 * depth].view(np.uint32)
