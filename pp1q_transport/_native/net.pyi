@@ -40,3 +40,41 @@ def wait_io(fd_a: int, events_a: int, fd_b: int, events_b: int, timeout_ns: int)
     follows says which. Returns `READY_A | READY_B` bits, 0 at the timeout, or -errno: `-EBADF` for a closed fd,
     `-EINTR` after signal handlers ran (what they raise is raised here). Always releases the GIL.
     """
+
+# The benchmark's floors. All of them: `spin` polls, otherwise `fd` must be blocking with SO_RCVTIMEO and SO_SNDTIMEO;
+# `timeout_ns` is the longest wait without a byte moved; `mem` holds `slots` areas of `length` bytes used in turn; the GIL
+# is released and signal handlers still run. They return -ECONNRESET (peer closed), -ETIMEDOUT or another -errno on
+# failure and raise `ValueError` for sizes below 1 or areas that do not fit. SPEC section 9.
+
+def floor_read(fd: int, spin: bool, timeout_ns: int, mem: Buffer) -> int:
+    """Fills all of `mem` from the stream; 0 or -errno."""
+
+def floor_write(fd: int, spin: bool, timeout_ns: int, mem: Buffer) -> int:
+    """Sends all of `mem`; 0 or -errno."""
+
+def floor_ask(
+    fd: int, spin: bool, timeout_ns: int, mem: Buffer, length: int, slots: int, request: Buffer, samples_ns: Buffer
+) -> int:
+    """Sends `request`, lands `length` bytes, once for each of `samples_ns` (uint64 [count], filled); 0 or -errno."""
+
+def floor_answer(
+    fd: int, spin: bool, timeout_ns: int, mem: Buffer, length: int, slots: int, request: Buffer, count: int
+) -> int:
+    """The other end of `floor_ask`: reads a request of the size of `request`, sends `length` bytes; 0 or -errno."""
+
+def floor_receive(fd: int, spin: bool, timeout_ns: int, mem: Buffer, length: int, slots: int, count: int) -> int:
+    """Gives the go-ahead, lands `count` messages, acknowledges each with 8 bytes.
+
+    Returns nanoseconds from the go-ahead to the last byte landed, or -errno.
+    """
+
+def floor_send(
+    fd: int, spin: bool, timeout_ns: int, mem: Buffer, length: int, slots: int, window: int, count: int
+) -> int:
+    """The other end of `floor_receive`, with at most `window` messages not acknowledged.
+
+    Returns nanoseconds from the go-ahead to the last acknowledgement, or -errno.
+    """
+
+def floor_memcpy(to: Buffer, source: Buffer, length: int, slots: int, count: int) -> int:
+    """Nanoseconds for `count` copies of `length` bytes, both sides going round their `slots` areas."""
