@@ -28,11 +28,15 @@ DIRECTIVES = {
 
 
 def extensions() -> list[Extension]:
-    kernels = sorted(str(path.relative_to(ROOT)) for path in (ROOT / NATIVE).glob("pp1q_*.c"))
+    # C sources of the two extensions that have any, by name: pp1q_*.c are payload kernels, net_*.c socket loops.
+    sources = {
+        stem: sorted(str(path.relative_to(ROOT)) for path in (ROOT / NATIVE).glob(pattern))
+        for stem, pattern in (("kernels", "pp1q_*.c"), ("net", "net_*.c"))
+    }
     built = [
         Extension(
             "pp1q_transport._native." + path.stem,
-            [str(path.relative_to(ROOT)), *(kernels if path.stem == "kernels" else [])],
+            [str(path.relative_to(ROOT)), *sources.get(path.stem, [])],
             include_dirs=[str(NATIVE)],
             depends=[str(header.relative_to(ROOT)) for header in (ROOT / NATIVE).glob("*.h")],
             extra_compile_args=CFLAGS,
