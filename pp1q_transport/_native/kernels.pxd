@@ -1,0 +1,49 @@
+# C signatures of the binding, so that compiled modules can cimport it and call without a Python object in between.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef class DenseCursor:
+    cdef void *cursor
+    cdef const uint8_t[::1] mem
+    cdef Py_ssize_t row_bytes
+    cdef Py_ssize_t landed
+    cdef bint open
+    cdef readonly uint64_t digest
+    cpdef int begin(self, const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t entries, Py_ssize_t row_bytes,
+                    uint64_t seed) except? -1
+    cpdef int advance(self, Py_ssize_t landed) except? -1
+    cpdef int finish(self, uint64_t expected_digest, uint64_t expected_mass, int64_t token_index,
+                     uint32_t u24) except? -1
+    cpdef int abandon(self) except? -1
+
+
+cpdef uint64_t xxh3_64(const uint8_t[::1] data, Py_ssize_t offset, Py_ssize_t length, uint64_t seed) except? 0
+cpdef (uint64_t, uint64_t) xxh3_128(const uint8_t[::1] data, Py_ssize_t offset, Py_ssize_t length) except *
+cpdef (uint64_t, uint64_t) prefix_digest(uint64_t low, uint64_t high, const int32_t[::1] tokens) except *
+
+cpdef int validate_dense_row(const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t entries, Py_ssize_t row_bytes,
+                             uint64_t expected_mass, int64_t token_index, uint32_t u24) except? -1
+cpdef int validate_sparse_row(const uint8_t[::1] mem, Py_ssize_t q_offset, Py_ssize_t id_offset, Py_ssize_t n,
+                              int64_t first_id, int64_t end_id, uint64_t expected_mass, int64_t token,
+                              uint32_t u24) except? -1
+cpdef int64_t draw(const uint32_t[::1] counts, uint32_t u24) except? -1
+cpdef int64_t draw_q(const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t entries, uint32_t u24) except? -1
+cpdef int counts_to_q(const uint32_t[::1] counts, uint8_t[::1] mem, Py_ssize_t offset) except? -1
+cpdef int q_to_counts(const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t n, uint32_t[::1] counts) except? -1
+
+cpdef int allocate(const double[::1] weights, uint32_t[::1] counts) except? -1
+cpdef int block_sums(const double[::1] weights, double[::1] out) except? -1
+cpdef double tree_sum(const double[::1] sums) except? -1.0
+cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) except? -1
+
+cpdef (uint32_t, uint32_t, uint32_t, uint32_t) philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                                          uint32_t k0, uint32_t k1) noexcept
+cpdef uint32_t draw_u24(uint64_t seed, uint32_t domain, uint32_t generation, uint32_t round,
+                        uint32_t position) except? 0
+cpdef uint64_t draw_u64(uint64_t seed, uint32_t domain, uint32_t generation, uint32_t round,
+                        uint32_t position) except? 0
+
+cpdef int copy_bytes(uint8_t[::1] dst, Py_ssize_t dst_offset, const uint8_t[::1] src, Py_ssize_t src_offset,
+                     Py_ssize_t length) except? -1
+cpdef int64_t monotonic_ns() noexcept

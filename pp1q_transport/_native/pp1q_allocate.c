@@ -1,0 +1,290 @@
+/* Allocation of M over weights, and the top-k support (SPEC section 3): between a level's passes over the whole
+ * vocabulary and the few candidates at the edge, which are decided exactly here.
+ *
+ * Nothing is sorted and nothing depends on the order of additions beyond the fixed tree, so counts are the same on
+ * every architecture. Scratch memory is the caller's.
+ */
+#include <string.h>
+
+#include "pp1q_kernels.h"
+
+static inline uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    return bits;
+}
+
+int pp1q_block_sums(const double *weights, size_t n, double *out)
+{
+    size_t whole = n / PP1Q_TREE * PP1Q_TREE;
+    int bad = pp1q_ops->block_sums(weights, whole, out);
+    if (whole < n) {
+        double last[PP1Q_TREE] = {0};
+        memcpy(last, weights + whole, (n - whole) * sizeof *weights);
+        bad |= pp1q_ops->block_sums(last, PP1Q_TREE, out + whole / PP1Q_TREE);
+    }
+    return bad ? PP1Q_E_INVALID_WEIGHTS : PP1Q_OK;
+}
+
+double pp1q_tree_sum(double *sums, size_t n)
+{
+    if (n == 0)
+        return 0.0;
+    while (n > 1) {
+        size_t half = n / 2;
+        for (size_t i = 0; i < half; i++)
+            sums[i] = sums[2 * i] + sums[2 * i + 1];
+        if (n % 2 == 1)
+            sums[half] = sums[n - 1];
+        n = half + n % 2;
+    }
+    return sums[0];
+}
+
+/* Of n keys, the want-th largest (1 <= want <= n), and in *ties how many keys equal to it belong to the want largest.
+ * Radix selection, eight bits at a time: linear whatever the keys are. Destroys keys. */
+static uint64_t select_largest(uint64_t *keys, size_t n, size_t want, size_t *ties)
+{
+    for (int shift = 56; shift >= 0 && n > 1; shift -= 8) {
+        uint32_t histogram[256] = {0};
+        unsigned digit = 255;
+        size_t kept = 0;
+        for (size_t i = 0; i < n; i++)
+            histogram[(keys[i] >> shift) & 255]++;
+        while (histogram[digit] < want)
+            want -= histogram[digit--];
+        if (histogram[digit] == n)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            if (((keys[i] >> shift) & 255) == digit)
+                keys[kept++] = keys[i];
+        n = kept;
+    }
+    *ties = want;
+    return keys[0];
+}
+
+/* -- allocation ---------------------------------------------------------------------------------------------------- */
+
+struct scratch {
+    double *sums;
+    uint64_t *keys, *work;
+    uint32_t (*histogram)[PP1Q_BUCKETS];
+    uint32_t *ids;
+    uint16_t *buckets;
+};
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t carve(struct scratch *parts, unsigned char *base, size_t n)
+{
+    size_t used = 0;
+    parts->sums = (double *)(base + used);
+    used += padded((n / PP1Q_TREE + 1) * sizeof(double));
+    parts->keys = (uint64_t *)(base + used);
+    used += padded(n * sizeof(uint64_t));
+    parts->work = (uint64_t *)(base + used);
+    used += padded(n * sizeof(uint64_t));
+    parts->histogram = (uint32_t(*)[PP1Q_BUCKETS])(base + used);
+    used += padded(4 * sizeof *parts->histogram);
+    parts->ids = (uint32_t *)(base + used);
+    used += padded(n * sizeof(uint32_t));
+    parts->buckets = (uint16_t *)(base + used);
+    used += padded(n * sizeof(uint16_t));
+    return used;
+}
+
+size_t pp1q_allocate_scratch_bytes(size_t n)
+{
+    struct scratch parts;
+    static unsigned char nowhere[1];
+    return carve(&parts, nowhere, n) + 64;
+}
+
+static double remainder_of(double weight, double total)
+{
+    double scaled = weight * (double)PP1Q_MASS / total;
+    return scaled - (double)(int32_t)scaled;
+}
+
+static uint64_t floor_pass(const double *weights, size_t n, double total, uint32_t *counts, struct scratch *parts)
+{
+    size_t whole = n / PP1Q_TREE * PP1Q_TREE, rest = n - whole;
+    uint64_t sum;
+    memset(parts->histogram, 0, 4 * sizeof *parts->histogram);
+    sum = pp1q_ops->floors(weights, whole, total, counts, parts->buckets, parts->histogram);
+    for (size_t i = whole; i < whole + rest; i++) {
+        double scaled = weights[i] * (double)PP1Q_MASS / total;
+        counts[i] = (uint32_t)(int32_t)scaled;
+        sum += counts[i];
+        parts->buckets[i] = (uint16_t)(int32_t)((scaled - (double)counts[i]) * (double)PP1Q_BUCKETS);
+        parts->histogram[0][parts->buckets[i]]++;
+    }
+    return sum;
+}
+
+/* Gives one ticket to each of the `remaining` largest remainders of positive weights, ties to the lowest ID. */
+static int hand_out(const double *weights, size_t n, double total, uint32_t *counts, size_t remaining,
+                    struct scratch *parts)
+{
+    size_t found, eligible = 0, ties;
+    int64_t edge = PP1Q_BUCKETS - 1;
+    uint64_t threshold;
+    for (; edge >= 0; edge--) {
+        size_t here = 0;
+        for (int k = 0; k < 4; k++)
+            here += parts->histogram[k][edge];
+        if (here >= remaining)
+            break;
+        remaining -= here;
+    }
+    if (edge < 0)
+        return PP1Q_E_INVALID_WEIGHTS; /* more tickets than tokens */
+    found = pp1q_ops->tickets(counts, parts->buckets, n, (uint16_t)edge, parts->ids);
+    for (size_t i = 0; i < found; i++) {
+        uint32_t id = parts->ids[i];
+        if (bits_of(weights[id]) == 0)
+            continue;
+        parts->ids[eligible] = id;
+        parts->keys[eligible] = bits_of(remainder_of(weights[id], total));
+        parts->work[eligible] = parts->keys[eligible];
+        eligible++;
+    }
+    if (remaining > eligible)
+        return PP1Q_E_INVALID_WEIGHTS; /* more tickets than positive weights */
+    threshold = select_largest(parts->work, eligible, remaining, &ties);
+    for (size_t i = 0; i < eligible; i++) {
+        if (parts->keys[i] > threshold)
+            counts[parts->ids[i]]++;
+        else if (parts->keys[i] == threshold && ties > 0) {
+            counts[parts->ids[i]]++;
+            ties--;
+        }
+    }
+    return PP1Q_OK;
+}
+
+static int allocate(const double *weights, size_t n, uint32_t *counts, struct scratch *parts)
+{
+    double total, largest = 0.0;
+    uint64_t sum = 0, mass = 0;
+    int reason = pp1q_block_sums(weights, n, parts->sums);
+    if (reason)
+        return reason;
+    total = pp1q_tree_sum(parts->sums, (n + PP1Q_TREE - 1) / PP1Q_TREE);
+    if (bits_of(total) == 0 || bits_of(total) >= UINT64_C(0x7FF) << 52)
+        return PP1Q_E_INVALID_WEIGHTS;
+    if (bits_of(total * (double)PP1Q_MASS) >= UINT64_C(0x7FF) << 52) { /* then w*M could overflow as well */
+        for (size_t i = 0; i < n; i++)
+            largest = weights[i] > largest ? weights[i] : largest;
+        if (bits_of(largest * (double)PP1Q_MASS) >= UINT64_C(0x7FF) << 52)
+            return PP1Q_E_INVALID_WEIGHTS;
+    }
+    sum = floor_pass(weights, n, total, counts, parts);
+    if (sum > PP1Q_MASS)
+        return PP1Q_E_INVALID_WEIGHTS;
+    if (sum < PP1Q_MASS) {
+        reason = hand_out(weights, n, total, counts, PP1Q_MASS - (size_t)sum, parts);
+        if (reason)
+            return reason;
+    }
+    for (size_t i = 0; i < n; i++)
+        mass += counts[i];
+    return mass == PP1Q_MASS ? PP1Q_OK : PP1Q_E_MASS;
+}
+
+int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
+{
+    struct scratch parts;
+    unsigned char *base = (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
+    uint64_t saved = pp1q_fp_enter();
+    int reason;
+    (void)carve(&parts, base, n);
+    reason = allocate(weights, n, counts, &parts);
+    pp1q_fp_leave(saved);
+    return reason;
+}
+
+/* -- the top-k support --------------------------------------------------------------------------------------------- */
+
+struct candidates {
+    uint64_t *keys, *work;
+    int32_t *ids;
+    size_t held, capacity, k;
+    double floor; /* only a larger weight can still enter: an equal one has a higher ID */
+};
+
+static size_t top_k_capacity(size_t n, size_t k)
+{
+    size_t wanted = 2 * k > k + 256 ? 2 * k : k + 256;
+    return wanted < n + 1 ? wanted : n + 1;
+}
+
+size_t pp1q_top_k_scratch_bytes(size_t n, size_t k)
+{
+    return 3 * padded(top_k_capacity(n, k) * sizeof(uint64_t)) + 64;
+}
+
+/* Keeps the k best of the candidates held, in ascending order of ID as they came. */
+static void keep_best(struct candidates *c)
+{
+    size_t ties, kept = 0;
+    uint64_t threshold;
+    if (c->held <= c->k)
+        return;
+    memcpy(c->work, c->keys, c->held * sizeof *c->keys);
+    threshold = select_largest(c->work, c->held, c->k, &ties);
+    for (size_t i = 0; i < c->held; i++) {
+        int take = c->keys[i] > threshold;
+        if (c->keys[i] == threshold && ties > 0) {
+            take = 1;
+            ties--;
+        }
+        if (take) {
+            c->keys[kept] = c->keys[i];
+            c->ids[kept++] = c->ids[i];
+        }
+    }
+    c->held = kept;
+    memcpy(&c->floor, &threshold, 8);
+}
+
+static void offer(struct candidates *c, const double *weights, size_t from, size_t end)
+{
+    for (size_t i = from; i < end; i++)
+        if (weights[i] > c->floor) {
+            c->keys[c->held] = bits_of(weights[i]);
+            c->ids[c->held++] = (int32_t)i;
+            if (c->held == c->capacity)
+                keep_best(c);
+        }
+}
+
+int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch)
+{
+    unsigned char *base = (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
+    size_t capacity = top_k_capacity(n, k), part = padded(capacity * sizeof(uint64_t));
+    size_t whole = n / PP1Q_TREE * PP1Q_TREE;
+    uint64_t saved = pp1q_fp_enter();
+    struct candidates c = {.keys = (uint64_t *)base, .work = (uint64_t *)(base + part),
+                           .ids = (int32_t *)(base + 2 * part), .capacity = capacity, .k = k};
+    int bad = 0;
+    for (size_t i = 0; i < whole && k > 0;) {
+        i = pp1q_ops->find_above(weights, i, whole, c.floor, &bad);
+        if (i < whole) {
+            offer(&c, weights, i, i + PP1Q_TREE);
+            i += PP1Q_TREE;
+        }
+    }
+    for (size_t i = whole; i < n; i++)
+        bad |= bits_of(weights[i]) >= UINT64_C(0x7FF) << 52;
+    offer(&c, weights, whole, k > 0 ? n : whole);
+    keep_best(&c);
+    memcpy(ids, c.ids, c.held * sizeof *ids);
+    pp1q_fp_leave(saved);
+    return bad ? -(int64_t)PP1Q_E_INVALID_WEIGHTS : (int64_t)c.held;
+}
