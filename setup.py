@@ -51,4 +51,4 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=cythonize(extensions(), compiler_directives=DIRECTIVES, nthreads=0))
+setup(ext_modules=cythonize(extensions(), build_dir="build/cython", compiler_directives=DIRECTIVES))

@@ -374,7 +374,7 @@ class Engine:
         self.counters.refuse(reason)
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning
-        log("session_down", reason=reason.value, goodbye=goodbye, errno=link.errno)
+        log("session_down", reason=reason.value, goodbye=goodbye, error_number=link.error_number)
         self._on_down(reason)
         self._report_news(session)
         self.session = None

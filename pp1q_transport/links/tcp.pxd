@@ -14,7 +14,7 @@ cdef int _LINK_ERROR
 
 cdef class TcpLink:
     cdef public object kind, sock
-    cdef public int fd, errno, broken
+    cdef public int fd, error_number, broken
     cdef public Assembler assembler
     cdef public Outbox outbox
     cdef public uint64_t bytes_in, bytes_out

@@ -39,7 +39,7 @@ class TcpLink:
         self.outbox: Outbox = outbox
         self.bytes_in: int = 0
         self.bytes_out: int = 0
-        self.errno: int = 0
+        self.error_number: int = 0
         self.broken: int = 0
 
     def pump(self, now_ns: int) -> int:
@@ -121,7 +121,7 @@ class TcpLink:
         )
 
     def _gone(self, result: int) -> int:
-        self.errno = -result
+        self.error_number = -result
         self.broken = _PEER_LOST if result == 0 or -result in _GONE else _LINK_ERROR
         return -self.broken
 
