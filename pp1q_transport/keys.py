@@ -165,12 +165,12 @@ def parse_allow_list(text: str, source: str = "allow-list") -> dict[str, str]:
 
 def load_allow_list(path: str | Path) -> frozenset[str]:
     """The public keys that may connect. Raises `ConfigError`, also for a file that group or world can write."""
-    return frozenset(parse_allow_list(_read(path, 0o022, "go-w"), str(path)))
+    return frozenset(load_allow_comments(path))
 
 
-def read_allow_list(path: str | Path) -> dict[str, str]:
-    """Public key -> comment of an allow-list file; empty when there is no file yet. Raises `ConfigError`."""
-    return parse_allow_list(_read(path, 0o022, "go-w"), str(path)) if os.path.lexists(path) else {}
+def load_allow_comments(path: str | Path) -> dict[str, str]:
+    """Public key -> comment of an allow-list file, in order. Raises `ConfigError`, as `load_allow_list` does."""
+    return parse_allow_list(_read(path, 0o022, "go-w"), str(path))
 
 
 def allow(path: str | Path, key: str, comment: str = "") -> bool:
@@ -180,10 +180,10 @@ def allow(path: str | Path, key: str, comment: str = "") -> bool:
         raise ConfigError(f"{key!r} is not a public key of {KEY_CHARS} Z85 characters")
     if not comment.isprintable():
         raise ConfigError("a comment is one line of printable text")
-    if key in read_allow_list(path):
-        return False
     target = Path(path)
-    text = _read(path, 0o022, "go-w") if target.exists() else "# public keys that may connect, one a line\n"
+    text = _read(path, 0o022, "go-w") if os.path.lexists(path) else "# public keys that may connect, one a line\n"
+    if key in parse_allow_list(text, str(path)):
+        return False
     text += "" if text.endswith("\n") else "\n"
     text += key + (f"  # {comment}" if comment else "") + "\n"
     parse_allow_list(text, str(path))
@@ -212,4 +212,8 @@ def connector_keys(secret_path: str | Path, server: str | Path) -> KeyConfig:
 
 def public_key(key_or_path: str | Path) -> str:
     """A public key given as such or as a `.public` file. Raises `ConfigError`."""
-    return str(key_or_path) if is_key(str(key_or_path)) else load_public(key_or_path)
+    if is_key(str(key_or_path)):
+        return str(key_or_path)
+    if not os.path.lexists(key_or_path):
+        raise ConfigError(f"{key_or_path} is neither a public key ({KEY_CHARS} characters of Z85) nor a .public file")
+    return load_public(key_or_path)
