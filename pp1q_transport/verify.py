@@ -3,8 +3,8 @@
 Between a proposal (tokens and the very q each was drawn from) with the target's own weights on one side, and the tokens
 to commit on the other. Does no I/O, keeps no state, never rounds and never renormalises q. SPEC section 6, layer (b).
 
-Everything compares cross products: p = w/W against q = c/M. With W <= 2^38 and M = 2^24 both w*M and c*W stay at or below
-2^62, so vocabulary-long work fits uint64 with two bits to spare; thresholds on 64-bit noise are Python integers.
+Everything compares cross products: p = w/W against q = c/M. With W <= 2^38 and M = 2^24 both w*M and c*W stay at or
+below 2^62, so vocabulary-long work fits uint64; thresholds on 64-bit noise are Python integers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOISE_END: Final = 1 << _NOISE_BITS
 
 @dataclass(frozen=True, slots=True)
 class QRow:
-    """One proposal position's q: dense `values` float32 [V], or sparse with `ids` int32 [n] ascending beside float32 [n]."""
+    """One position's q: dense, `values` float32 [V]; or sparse, `values` float32 [n] beside ascending `ids` int32 [n]."""
 
     values: NDArray[np.float32]
     ids: NDArray[np.int32] | None = None
@@ -103,8 +103,8 @@ def residual(
 ) -> NDArray[np.uint64]:
     """max(p - q, 0) over the full vocabulary, in units of 1/(M*W): uint64 [V], sum at most 2^62.
 
-    `counts` is uint32 [V], or uint32 [n] beside ascending `ids` int32 [n] (q = 0 elsewhere). The caller has checked both
-    sums (`check_weights`, `QRow.counts`). Raises `LocalMisuse` on lengths, a total or IDs that do not fit.
+    `counts` is uint32 [V], or uint32 [n] beside ascending `ids` int32 [n] (q = 0 elsewhere). The caller has checked
+    both sums (`check_weights`, `QRow.counts`). Raises `LocalMisuse` on lengths, a total or IDs that do not fit.
     """
     if not 1 <= total <= MAX_TOTAL:
         raise LocalMisuse(f"the target's total weight {total} is outside 1..2^38; scale its weights")
@@ -126,10 +126,10 @@ def residual(
 
 
 def pick(masses: NDArray[np.uint64], u64: int) -> int:
-    """The index that `u64` chooses from uint64 [n] `masses`: the first whose cumulative mass exceeds floor(u64*total/2^64).
+    """The index that `u64` chooses: the first whose cumulative mass exceeds floor(u64 * total / 2^64).
 
-    Each index gets an interval of noise within one unit of mass/total * 2^64; a zero mass gets none. Raises `LocalMisuse`
-    without mass, or if the total does not fit 64 bits.
+    `masses` is uint64 [n]. Each index gets an interval of noise within one unit of mass/total * 2^64; a zero mass gets
+    none. Raises `LocalMisuse` without mass, or if the total does not fit 64 bits.
     """
     _check_noise(u64)
     if masses.dtype != np.uint64:
@@ -169,13 +169,13 @@ def verify_chain(
     """Verifies one proposal whole: accepted drafts, then the correction of the first rejection or the bonus.
 
     `qs[i]` is the q that `proposal_tokens[i]`, at absolute position `first_position + i`, was drawn from.
-    `target_weights_at(i)` gives the target's row after the committed prefix and the first `i` proposed tokens; it is asked for
-    i = 0, 1, ... only as far as the chain is accepted, and for i = depth if all of it is. Noise: the ACCEPT domain at each
-    tested position, the CORRECTION domain at the position of the one token the target adds. SPEC sections 5 and 6.
-    Raises `LocalMisuse` for inputs that do not fit each other and `InvalidQ` for a q that is none.
+    `target_weights_at(i)` gives the target's row after the committed prefix and the first `i` proposed tokens; it is
+    asked for i = 0, 1, ... only as far as the chain is accepted, and for i = depth if all of it is. Noise: the ACCEPT
+    domain at each tested position, the CORRECTION domain at the position of the one token that the target adds.
+    SPEC sections 5 and 6. Raises `LocalMisuse` for inputs that do not fit each other and `InvalidQ` for a q that is none.
     """
     if not proposal_tokens or len(proposal_tokens) != len(qs):
-        raise LocalMisuse(f"{len(proposal_tokens)} proposed tokens with {len(qs)} rows of q; without any use target_only")
+        raise LocalMisuse(f"{len(proposal_tokens)} tokens with {len(qs)} rows of q; with none at all use target_only")
     for index, (token, q) in enumerate(zip(proposal_tokens, qs, strict=True)):
         weights, total = target_weights_at(index)
         check_weights(weights, total)

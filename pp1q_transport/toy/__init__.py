@@ -1,6 +1,6 @@
 """The demo's models and its test of distribution: a toy draft, a toy target, the loop they need, and the statistic.
 
-Between the demo and tests above and the mathematics below. Does no I/O and carries nothing; real models replace it whole.
+Between the demo and tests above and the mathematics below. Does no I/O and carries nothing; real models replace it.
 """
 
 from __future__ import annotations

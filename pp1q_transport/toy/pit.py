@@ -4,8 +4,8 @@ Between committed tokens with their contexts and one p-value. Draws no protocol 
 generator, a seed and a stream of its own, so it can't lean on the numbers it judges.
 
 For a token t after a context with exact p, u = F(before t) + v * p(t), where F runs over the IDs in a fixed shuffled
-order and v is uniform. If every token follows its own p, all u are independent and uniform, whatever the contexts are. The
-first N (fixed beforehand) fall into 64 equal bins; chi-square with 63 degrees of freedom judges them.
+order and v is uniform. If every token follows its own p, all u are independent and uniform, whatever the contexts are.
+The first N (fixed beforehand) fall into 64 equal bins; chi-square with 63 degrees of freedom judges them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PitTest:
 
 
 def shuffled_order(vocabulary: int) -> NDArray[np.int64]:
-    """The IDs in the test's fixed order, int64 [V]: by the splitmix64 finaliser of ID + a constant, ties to the lowest ID."""
+    """The IDs in the test's fixed order, int64 [V]: sorted by splitmix64's finaliser of (ID + a constant)."""
     z = np.arange(vocabulary, dtype=np.uint64) + _ORDER_KEY
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -103,10 +103,10 @@ def shuffled_order(vocabulary: int) -> NDArray[np.int64]:
 
 
 def chi_square_tail(statistic: float, dof: int) -> float:
-    """P(chi-square with `dof` >= 1 degrees of freedom >= `statistic`): the regularised upper gamma Q(dof/2, statistic/2).
+    """P(chi-square with `dof` >= 1 degrees of freedom >= `statistic`): the regularised gamma Q(dof/2, statistic/2).
 
-    For integer degrees of freedom it is a finite sum of positive terms (plus erfc for odd ones), so nothing cancels and tiny
-    tails keep their relative precision down to underflow. Raises `LocalMisuse` for other arguments (NaN too).
+    For integer degrees of freedom it is a finite sum of positive terms (plus erfc for odd ones), so nothing cancels and
+    tiny tails keep their relative precision down to underflow. Raises `LocalMisuse` for other arguments (NaN too).
     """
     if dof < 1 or not statistic >= 0:
         raise LocalMisuse(f"no chi-square tail of {statistic} with {dof} degrees of freedom")
