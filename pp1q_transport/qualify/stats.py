@@ -174,13 +174,16 @@ class BaselineRss:
 def pin(cpu: int) -> frozenset[int]:
     """Binds the calling thread, and every thread and process it starts from now on, to one CPU.
 
-    Returns the CPUs it could use before. Raises `ConfigError` naming the CPUs there are.
+    Returns the CPUs it could use before, for `os.sched_setaffinity`. Raises `ConfigError` when this host (or the cpuset
+    this process lives in) does not offer the CPU; that a parent was pinned elsewhere is no obstacle.
     """
-    allowed = frozenset(os.sched_getaffinity(0))
-    if cpu not in allowed:
-        raise ConfigError(f"cannot pin to CPU {cpu}: choose one of {', '.join(map(str, sorted(allowed)))}")
-    os.sched_setaffinity(0, {cpu})
-    return allowed
+    before = frozenset(os.sched_getaffinity(0))
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except (OSError, ValueError, OverflowError) as failure:
+        known = f"this host has CPUs 0 to {(os.cpu_count() or 1) - 1}, this thread may use {sorted(before)}"
+        raise ConfigError(f"cannot pin to CPU {cpu} ({failure}): {known}") from failure
+    return before
 
 
 class GoodputMeter:
@@ -324,7 +327,7 @@ class Report:
             _checked(fields.pop(key), key, dict.fromkeys(keys, _FIGURE_OR_NONE))
         floors = _checked(fields.pop("floors"), "floors", dict.fromkeys(FLOOR_KEYS, _FIGURE_OR_NONE))
         reasons = cast(dict[str, object], fields.pop("reasons"))
-        _checked(reasons, "reasons", dict.fromkeys((reason.value for reason in Reason if reason in reasons), (int,)))
+        _checked(reasons, "reasons", dict.fromkeys(reasons.keys() & _REASONS, (int,)))
         summaries: dict[str, SummaryUs | None] = {}
         for key in ("latency", "tail"):
             summary = extra.pop(f"{key}_summary_us", None)
@@ -335,6 +338,7 @@ class Report:
         return cls(**fields, **payload, **summaries, reasons=reasons, floors=Floors(**floors), extra=extra)  # type: ignore[arg-type]
 
 
+_REASONS: Final = frozenset(reason.value for reason in Reason)
 _FIGURE_OR_NONE: Final = (int, float, type(None))
 _REPORT_TYPES: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("link", "representation"), (str,)),
