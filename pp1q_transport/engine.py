@@ -16,6 +16,7 @@ import structlog
 
 from . import wire
 from ._native.kernels import monotonic_ns
+from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .counters import Counters
@@ -23,7 +24,6 @@ from .errors import ConfigError, PeerFault, Reason, Refused
 from .links.tcp import TcpLink
 from .links.tcp_port import TcpDialer, TcpPort
 from .session.negotiate import Agreement, Connector, Listener, Role, goodbye_message, message_kind, refuse_message
-from .session.outbox import NO_KEY
 from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class Engine:
         self._filter_due_ns: int | None = None
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
         self._peer: bytes = b""
+        self._gone_peer: bytes = b""
         self._connector: Connector | None = None
         self._dialer: TcpDialer | None = None
         self._random = random.Random(config.backoff_seed)
@@ -144,14 +145,19 @@ class Engine:
         config = self.config
         if config.listen is not None:
             self._control = ControlListener(config.listen, config.keys, counters=self.counters)
-            host = self._control.host
+            address = self._control.address
+            host = address.host if address.scheme == "tcp" else "127.0.0.1"
             self._port = TcpPort(host, 0, self._find_pending, self.counters)
             self._listener = Listener(
                 config.hello, self._port.endpoint, encode_message, os.urandom, takes_options=config.takes_options
             )
         else:
-            assert config.connect is not None
-            self._control = ControlConnector(config.connect, config.keys, counters=self.counters)
+            self._control = self._dial_control()
+
+    def _dial_control(self) -> ControlConnector:
+        """A control connection that ended is over; the next attempt needs a new one."""
+        assert self.config.connect is not None
+        return ControlConnector(self.config.connect, self.config.keys, counters=self.counters)
 
     @property
     def endpoint(self) -> str:
@@ -187,8 +193,13 @@ class Engine:
         self.link.wait(min(timeout_ns, CONTROL_EVERY_NS), -1)
 
     def _wait_unlinked(self, timeout_ns: int) -> None:
-        self._control.wait(timeout_ns)
+        wait_io(self._control.fileno(), POLLIN, self._data_fd(), POLLIN, timeout_ns)
         self._control_ns = 0
+
+    def _data_fd(self) -> int:
+        if self._dialer is not None:
+            return self._dialer.fileno()
+        return self._port.fileno() if self._port is not None else -1
 
     def flush(self) -> None:
         """Sends what is queued, as far as the kernel takes it now."""
@@ -224,7 +235,7 @@ class Engine:
     # ---- control plane ------------------------------------------------------------------------------------------
 
     def _poll_control(self, now_ns: int) -> None:
-        for peer, message in self._control.receive():
+        for peer, message in self._receive_control(now_ns):
             try:
                 self._handle(peer, message, now_ns)
             except Refused as refusal:
@@ -238,6 +249,37 @@ class Engine:
                 self._link_proven(sock, agreement)
         elif self.phase is not Phase.UP:
             self._connect(now_ns)
+
+    def _receive_control(self, now_ns: int) -> list[tuple[bytes, dict[str, object]]]:
+        """Messages of the control plane; notices when the session's peer, or a connector's listener, is gone from it."""
+        try:
+            messages = self._control.receive()
+        except PeerFault as fault:
+            self._pump_rest()
+            self._down(Reason.PEER_LOST)
+            self._no_session(fault, now_ns)
+            return []
+        if isinstance(self._control, ControlListener) and self._peer in self._control.lost():
+            self._gone_peer = self._peer
+        if self._gone_peer and not messages:
+            self._gone_peer = b""
+            self._pump_rest()
+            self._down(Reason.PEER_LOST)
+        return messages
+
+    def _no_session(self, fault: PeerFault, now_ns: int) -> None:
+        """A connector's attempt failed: try again later, or raise what trying again can't mend."""
+        if self._dialer is not None:
+            self._dialer.close()
+        self._dialer = None
+        self._connector = None
+        self.phase = Phase.DOWN
+        self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
+        if not self.config.wait_for_peer or fault.reason is Reason.AUTH_FAILED:
+            raise fault
+        self._control.close()
+        self._control = self._dial_control()
+        self._back_off(now_ns)
 
     def _handle(self, peer: bytes, message: Mapping[str, object], now_ns: int) -> None:
         kind = message.get("kind")
@@ -318,14 +360,8 @@ class Engine:
                 self._control.send(b"", self._connector.start(now_ns))
                 self.phase = Phase.HELLO
         except PeerFault as fault:
-            self._dialer = None
-            self._connector = None
-            self.phase = Phase.DOWN
             self.counters.refuse(fault.reason)
-            self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
-            if not self.config.wait_for_peer:
-                raise
-            self._back_off(now_ns)
+            self._no_session(fault, now_ns)
 
     def _back_off(self, now_ns: int) -> None:
         self._retry_ns = now_ns + int(self._backoff_ns * self._random.uniform(0.5, 1.5))
@@ -444,4 +480,4 @@ def terms_of(agreement: Agreement) -> SessionTerms:
     )
 
 
-__all__ = ["NO_KEY", "Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_of"]
+__all__ = ["Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_of"]

@@ -38,6 +38,7 @@ class Region:
             os.close(self.fd)
             raise ConfigError(f"can't get {size} bytes of slot memory: {error.strerror}; lower slots or depth") from error
         self.array: npt.NDArray[np.uint8] = np.frombuffer(self.map, dtype=np.uint8)
+        self.memory = memoryview(self.map)
         self.prefault_ms = (time.monotonic_ns() - started) / 1e6
 
     def close(self) -> None:

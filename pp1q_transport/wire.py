@@ -15,7 +15,7 @@ from ._native.kernels import xxh3_64
 from .errors import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from .memory import Memory, ReadMemory
 
 WIRE_VERSION: Final = 2
 MAGIC: Final = b"PP1Q"
@@ -91,33 +91,33 @@ _RESERVED_BITS: Final = Reason.RESERVED_BITS.code
 _HEADER_DIGEST: Final = Reason.HEADER_DIGEST.code
 
 
-def _u16(b: Buffer, o: int) -> int:
-    return b[o] | (b[o + 1] << 8)  # type: ignore[index]
+def _u16(b: ReadMemory, o: int) -> int:
+    return b[o] | (b[o + 1] << 8)
 
 
-def _u32(b: Buffer, o: int) -> int:
-    return b[o] | (b[o + 1] << 8) | (b[o + 2] << 16) | (b[o + 3] << 24)  # type: ignore[index]
+def _u32(b: ReadMemory, o: int) -> int:
+    return b[o] | (b[o + 1] << 8) | (b[o + 2] << 16) | (b[o + 3] << 24)
 
 
-def _u64(b: Buffer, o: int) -> int:
+def _u64(b: ReadMemory, o: int) -> int:
     low = _u32(b, o)
     high = _u32(b, o + 4)
     return low | (high << 32)
 
 
-def _put16(b: Buffer, o: int, v: int) -> None:
-    b[o] = v & 0xFF  # type: ignore[index]
-    b[o + 1] = (v >> 8) & 0xFF  # type: ignore[index]
+def _put16(b: Memory, o: int, v: int) -> None:
+    b[o] = v & 0xFF
+    b[o + 1] = (v >> 8) & 0xFF
 
 
-def _put32(b: Buffer, o: int, v: int) -> None:
-    b[o] = v & 0xFF  # type: ignore[index]
-    b[o + 1] = (v >> 8) & 0xFF  # type: ignore[index]
-    b[o + 2] = (v >> 16) & 0xFF  # type: ignore[index]
-    b[o + 3] = (v >> 24) & 0xFF  # type: ignore[index]
+def _put32(b: Memory, o: int, v: int) -> None:
+    b[o] = v & 0xFF
+    b[o + 1] = (v >> 8) & 0xFF
+    b[o + 2] = (v >> 16) & 0xFF
+    b[o + 3] = (v >> 24) & 0xFF
 
 
-def _put64(b: Buffer, o: int, v: int) -> None:
+def _put64(b: Memory, o: int, v: int) -> None:
     low = v & 0xFFFFFFFF
     high = (v >> 32) & 0xFFFFFFFF
     _put32(b, o, low)
@@ -175,7 +175,7 @@ class Header:
         self.accepted: int = 0
         self.source: int = 0
         self.subject: int = 0
-        self._scratch: Buffer = bytearray(48)
+        self._scratch: Memory = bytearray(48)
 
     def clear(self) -> None:
         """Sets the fields that belong to no argument union to zero, ready to build a frame."""
@@ -194,22 +194,22 @@ class Header:
         self.entry_count = 0
         self.payload_digest = 0
 
-    def decode(self, buf: Buffer, offset: int) -> int:
+    def decode(self, buf: ReadMemory, offset: int) -> int:
         """Reads 128 bytes at `offset`; returns 0 or the code of the `Reason` that makes the link unusable.
 
         Checks magic, version, kind, digest, flags and reserved bits in this order. The caller guarantees the bytes exist.
         """
         if (
-            buf[offset] != 0x50  # type: ignore[index]
-            or buf[offset + 1] != 0x50  # type: ignore[index]
-            or buf[offset + 2] != 0x31  # type: ignore[index]
-            or buf[offset + 3] != 0x51  # type: ignore[index]
+            buf[offset] != 0x50
+            or buf[offset + 1] != 0x50
+            or buf[offset + 2] != 0x31
+            or buf[offset + 3] != 0x51
         ):
             return _BAD_MAGIC
-        self.version = buf[offset + 4]  # type: ignore[index]
+        self.version = buf[offset + 4]
         if self.version != 2:
             return _BAD_VERSION
-        self.kind = buf[offset + 5]  # type: ignore[index]
+        self.kind = buf[offset + 5]
         if self.kind < 1 or self.kind > 11:
             return _UNKNOWN_KIND
         self.header_digest = _u64(buf, offset + 120)
@@ -227,8 +227,8 @@ class Header:
         self.position = _u32(buf, offset + 44)
         self.slot = _u16(buf, offset + 48)
         self.shard = _u16(buf, offset + 50)
-        self.depth = buf[offset + 52]  # type: ignore[index]
-        self.representation = buf[offset + 53]  # type: ignore[index]
+        self.depth = buf[offset + 52]
+        self.representation = buf[offset + 53]
         self.payload_length = _u32(buf, offset + 56)
         self.entry_count = _u32(buf, offset + 60)
         self.payload_digest = _u64(buf, offset + 112)
@@ -260,7 +260,7 @@ class Header:
             stray |= self.entry_count
         return 1 if stray else 0
 
-    def _decode_args(self, buf: Buffer, offset: int) -> int:
+    def _decode_args(self, buf: ReadMemory, offset: int) -> int:
         """Reads the union of `kind`; returns the OR of its reserved bytes (0 is right)."""
         kind = self.kind
         a0 = _u64(buf, offset + 64)
@@ -321,14 +321,14 @@ class Header:
         self.token = low - 0x100000000 if low >= 0x80000000 else low
         self.draw_counter = a0 >> 32
 
-    def encode(self, buf: Buffer, offset: int) -> None:
+    def encode(self, buf: Memory, offset: int) -> None:
         """Writes 128 bytes at `offset`, the header digest included. The caller guarantees room."""
-        buf[offset] = 0x50  # type: ignore[index]
-        buf[offset + 1] = 0x50  # type: ignore[index]
-        buf[offset + 2] = 0x31  # type: ignore[index]
-        buf[offset + 3] = 0x51  # type: ignore[index]
-        buf[offset + 4] = self.version  # type: ignore[index]
-        buf[offset + 5] = self.kind  # type: ignore[index]
+        buf[offset] = 0x50
+        buf[offset + 1] = 0x50
+        buf[offset + 2] = 0x31
+        buf[offset + 3] = 0x51
+        buf[offset + 4] = self.version
+        buf[offset + 5] = self.kind
         _put16(buf, offset + 6, self.flags)
         _put64(buf, offset + 8, self.boot_nonce)
         _put64(buf, offset + 16, self.session)
@@ -339,8 +339,8 @@ class Header:
         _put32(buf, offset + 44, self.position)
         _put16(buf, offset + 48, self.slot)
         _put16(buf, offset + 50, self.shard)
-        buf[offset + 52] = self.depth  # type: ignore[index]
-        buf[offset + 53] = self.representation  # type: ignore[index]
+        buf[offset + 52] = self.depth
+        buf[offset + 53] = self.representation
         _put16(buf, offset + 54, 0)
         _put32(buf, offset + 56, self.payload_length)
         _put32(buf, offset + 60, self.entry_count)
@@ -349,7 +349,7 @@ class Header:
         self.header_digest = xxh3_64(buf, offset, 120, 0)
         _put64(buf, offset + 120, self.header_digest)
 
-    def _encode_args(self, buf: Buffer, offset: int) -> None:
+    def _encode_args(self, buf: Memory, offset: int) -> None:
         kind = self.kind
         a0 = 0
         a1 = 0
@@ -406,7 +406,7 @@ class Header:
         slot_generation u32, request_generation u32, round u32, position u32.
         """
         b = self._scratch
-        b[0] = self.kind  # type: ignore[index]
+        b[0] = self.kind
         _put64(b, 1, leader_nonce)
         _put64(b, 9, self.session)
         _put64(b, 17, self.request)
@@ -454,7 +454,7 @@ def context_digest(
     return xxh3_64(b, 0, 33, 0)
 
 
-def put_digest_entry(buf: Buffer, index: int, position: int, size: int, digest: int) -> None:
+def put_digest_entry(buf: Memory, index: int, position: int, size: int, digest: int) -> None:
     """Writes entry `index` (16 bytes: position u32, size u32, payload digest u64) of what COMPLETION's digest covers."""
     offset = index * 16
     _put32(buf, offset, position)

@@ -17,7 +17,7 @@ from ..session.assembler import Assembler, FrameSink
 from ..session.outbox import Outbox, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    pass
 
 RECEIVES_A_PUMP: Final = 16
 _AGAIN: Final = -errno.EAGAIN

@@ -12,7 +12,7 @@ from .._native.kernels import copy_bytes
 from ..wire import Header
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from ..memory import Memory
 
 RING_BYTES: Final = 16384
 LAND_AT_MOST: Final = 1 << 18  # a receive stays small enough that its bytes are still in L2 when they are validated
@@ -25,7 +25,7 @@ class Landing:
     """Where the payload of the current frame goes. `owner` is the slot index that may be fenced, -1 for none."""
 
     def __init__(self) -> None:
-        self.memory: Buffer | None = None
+        self.memory: Memory | None = None
         self.offset: int = 0
         self.owner: int = -1
         self.drain: bool = False
@@ -66,14 +66,14 @@ class Assembler:
         self.failed: int = 0
         self.frames: int = 0
         self.drained_bytes: int = 0
-        self._ring: Buffer = bytearray(RING_BYTES)
-        self._scratch: Buffer = bytearray(SCRATCH_BYTES)
+        self._ring: Memory = bytearray(RING_BYTES)
+        self._scratch: Memory = bytearray(SCRATCH_BYTES)
         self._start: int = 0
         self._end: int = 0
         self._length: int = 0
         self._landed: int = 0
         self._in_payload: bool = False
-        self.memory: Buffer = self._ring
+        self.memory: Memory = self._ring
         self.offset: int = 0
         self.length: int = RING_BYTES
 
@@ -86,7 +86,8 @@ class Assembler:
                 self.offset = 0
                 self.length = min(rest, SCRATCH_BYTES)
             else:
-                self.memory = self.landing.memory  # type: ignore[assignment]
+                assert self.landing.memory is not None
+                self.memory = self.landing.memory
                 self.offset = self.landing.offset + self._landed
                 self.length = min(rest, LAND_AT_MOST)
             return
@@ -102,7 +103,7 @@ class Assembler:
     def _compact(self) -> None:
         keep = self._end - self._start
         for index in range(keep):  # fewer than 128 bytes: a partial header
-            self._ring[index] = self._ring[self._start + index]  # type: ignore[index]
+            self._ring[index] = self._ring[self._start + index]
         self._start = 0
         self._end = keep
 

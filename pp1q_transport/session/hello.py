@@ -138,7 +138,7 @@ _INTEGERS: Final[dict[str, tuple[int, int]]] = {
     "boot_nonce": (1, (1 << 64) - 1),
     "vocab_size": (1, 1 << 24),
     "max_slots": (1, 4096),
-    "depth": (1, 64),
+    "depth": (1, 32),
     "support": (1, 1 << 16),
     "batch_requests": (1, 1024),
     "batches_in_flight": (1, 64),

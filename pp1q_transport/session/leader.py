@@ -19,9 +19,8 @@ from .requests import Request
 from .terms import SessionTerms
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
-
     from ..counters import Counters
+    from ..memory import Memory, ReadMemory
     from .requests import RequestTable
 
 IDLE: Final = 0
@@ -72,7 +71,7 @@ class Grant:
         self.received_ns: int = 0
         self.rows: int = 0
         self.reply_bytes: int = 0
-        self.digests: Buffer = bytearray(16 * depth)
+        self.digests: Memory = bytearray(16 * depth)
 
     def alive(self, generation: int) -> bool:
         """Whether rows put for this generation still reach the receiver; the object is reused for the slot's next one."""
@@ -96,7 +95,7 @@ class LeaderSession(FrameSink):
         self.broken: int = 0
         self.rows: int = 0
         self.completions: int = 0
-        self._tokens: Buffer = bytearray(terms.max_context_tokens * 4)
+        self._tokens: Memory = bytearray(terms.max_context_tokens * 4)
 
     # ---- what the engine asks for -------------------------------------------------------------------------------
 
@@ -107,13 +106,14 @@ class LeaderSession(FrameSink):
         position: int,
         token: int,
         entries: int,
-        memory: Buffer,
+        memory: ReadMemory,
         offset: int,
         length: int,
     ) -> bool:
         """Queues the REPLY of `position`; after the last one the COMPLETION follows by itself.
 
-        `generation` is the slot generation the caller drafted for. The payload is `length` bytes at `memory[offset:]`, left alone until sent. False when the generation is dead (the row is
+        `generation` is the slot generation the caller drafted for.
+        The payload is `length` bytes at `memory[offset:]`, left alone until sent. False when the generation is dead (the row is
         dropped). Rows come in order, since each is conditioned on the tokens before it.
         """
         if grant.state == DEAD or grant.state == IDLE or grant.generation != generation:

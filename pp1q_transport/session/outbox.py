@@ -13,7 +13,7 @@ from ..errors import PeerFault, Reason
 from ..wire import Header
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from ..memory import Memory, ReadMemory
 
 CAPACITY: Final = 1 << 18
 COPY_BELOW: Final = 4096
@@ -23,11 +23,11 @@ NO_KEY: Final = -1
 class Piece:
     """A run of bytes to send: `head_length` bytes of the outbox's own buffer, then `length` bytes of `memory`."""
 
-    def __init__(self, head_offset: int, head_length: int, memory: Buffer, offset: int, length: int, key: int) -> None:
+    def __init__(self, head_offset: int, head_length: int, memory: ReadMemory, offset: int, length: int, key: int) -> None:
         self.head_offset: int = head_offset
         self.head_length: int = head_length
         self.head_end: int = head_offset + head_length
-        self.memory: Buffer = memory
+        self.memory: ReadMemory = memory
         self.offset: int = offset
         self.length: int = length
         self.key: int = key
@@ -39,7 +39,7 @@ class Outbox:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity: int = capacity
-        self.buffer: Buffer = bytearray(capacity)
+        self.buffer: Memory = bytearray(capacity)
         self.pieces: list[Piece] = []
         self.first: int = 0
         self.frames: int = 0
@@ -47,13 +47,13 @@ class Outbox:
         self._head: int = 0
         self._tail: int = 0
         self._held: int = 0
-        self._nothing: Buffer = bytearray(0)
+        self._nothing: ReadMemory = bytearray(0)
 
     def empty(self) -> bool:
         """Whether nothing waits to be sent."""
         return self.first >= len(self.pieces)
 
-    def frame(self, header: Header, memory: Buffer | None, offset: int, length: int, key: int) -> None:
+    def frame(self, header: Header, memory: ReadMemory | None, offset: int, length: int, key: int) -> None:
         """Appends one frame: the encoded header and `length` payload bytes at `memory[offset:]`.
 
         `key` names what may be withdrawn together while unsent (`withdraw`), `NO_KEY` for nothing.
@@ -81,7 +81,7 @@ class Outbox:
         self._held += 1
         self.pieces.append(Piece(at, need, self._nothing, 0, 0, NO_KEY))
 
-    def raw(self, memory: Buffer, offset: int, length: int) -> None:
+    def raw(self, memory: ReadMemory, offset: int, length: int) -> None:
         """Appends bytes that are frames already (a fault injector's output), copied when they are few."""
         self.bytes_queued += length
         if length <= COPY_BELOW:

@@ -15,8 +15,9 @@ from ..wire import Header
 from .negotiate import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Callable
+    from collections.abc import Callable
 
+    from ..memory import ReadMemory
     from .negotiate import Agreement
 
 PROOF_FRAME_BYTES: Final = wire.HEADER_BYTES + wire.PROOF_BYTES
@@ -66,7 +67,7 @@ class ProofReader:
         """How many bytes the proof still needs: read no more than that."""
         return PROOF_FRAME_BYTES - len(self._buffer)
 
-    def take(self, data: Buffer) -> Reason | None:
+    def take(self, data: ReadMemory) -> Reason | None:
         """Adds received bytes; None while all is well so far."""
         self._buffer += data
         have = len(self._buffer)

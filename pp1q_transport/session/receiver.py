@@ -21,9 +21,10 @@ from .terms import SessionTerms
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Iterable
+    from collections.abc import Iterable
 
     from ..counters import Counters
+    from ..memory import Memory
     from .requests import Request, RequestTable
 
 MASS: Final = 1 << 24
@@ -67,14 +68,14 @@ class ReceiverSession(FrameSink):
         self,
         terms: SessionTerms,
         table: SlotTable,
-        memory: Buffer,
+        memory: Memory,
         requests: RequestTable,
         counters: Counters,
         quarantine_bound: int = 0,
     ) -> None:
         self.terms: SessionTerms = terms
         self.table: SlotTable = table
-        self.memory: Buffer = memory
+        self.memory: Memory = memory
         self.requests = requests
         self.counters = counters
         self.outbox: Outbox = Outbox()
@@ -210,21 +211,8 @@ class ReceiverSession(FrameSink):
                 self.discard(slot, reason.code)
 
     def release(self, slot: Slot, generation: int, rank: int, consumer: int) -> bool:
-        """A consumer is done with a READY proposal. Idempotent: a stale or repeated release changes nothing."""
-        bit = 1 << consumer
-        if rank != 0 or slot.generation != generation or not slot.consumers & bit:
-            return False
-        if slot.state == st.READY:
-            slot.consumers &= ~bit
-            if slot.consumers == 0:
-                slot.move(st.RELEASE_LAST)
-            return True
-        if slot.state == st.QUARANTINE and slot.decided:
-            slot.consumers &= ~bit
-            if slot.consumers == 0:
-                slot.move(st.FENCED)
-            return True
-        return False
+        """See `SlotTable.release`."""
+        return self.table.release(slot, generation, rank, consumer)
 
     def overdue(self, slot: Slot) -> None:
         """A consumer kept a READY slot too long: QUARANTINE until it releases after all (SPEC section 4, Release)."""

@@ -39,3 +39,5 @@ cdef class SlotTable:
     cdef int _next
     @cython.locals(step=int, index=int, slot=Slot)
     cpdef Slot take(self)
+    @cython.locals(bit=uint32_t)
+    cpdef bint release(self, Slot slot, uint32_t generation, int rank, int consumer) except -1

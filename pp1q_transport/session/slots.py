@@ -140,6 +140,23 @@ class SlotTable:
                 return slot
         return None
 
+    def release(self, slot: Slot, generation: int, rank: int, consumer: int) -> bool:
+        """A consumer is done with a READY proposal. Idempotent: a stale or repeated release changes nothing."""
+        bit = 1 << consumer
+        if rank != 0 or slot.generation != generation or not slot.consumers & bit:
+            return False
+        if slot.state == READY:
+            slot.consumers &= ~bit
+            if slot.consumers == 0:
+                slot.move(RELEASE_LAST)
+            return True
+        if slot.state == QUARANTINE and slot.decided:
+            slot.consumers &= ~bit
+            if slot.consumers == 0:
+                slot.move(FENCED)
+            return True
+        return False
+
     def exhausted(self) -> bool:
         """Whether some slot's u32 generation ran out, which ends the session (SPEC section 2)."""
         return any(slot.generation >= 0xFFFFFFFF for slot in self.slots)

@@ -5,9 +5,12 @@ Made from the negotiated HELLOs once per session; never changes afterwards. Hold
 
 from __future__ import annotations
 
+from typing import Final
+
+from ..errors import LocalMisuse
 from .slots import SlotGeometry
 
-MASS = 1 << 24
+MAX_DEPTH: Final = 32  # one bit a row in a slot's mark
 
 
 class SessionTerms:
@@ -27,6 +30,8 @@ class SessionTerms:
         draw_proof: bool = True,
         max_context_tokens: int = 131072,
     ) -> None:
+        if not 1 <= depth <= MAX_DEPTH:
+            raise LocalMisuse(f"depth {depth} is outside 1..{MAX_DEPTH}")
         self.session: int = session
         self.leader_nonce: int = leader_nonce
         self.receiver_nonce: int = receiver_nonce

@@ -1,0 +1,75 @@
+"""What both roles of the client share: an engine, the waiting for its peer, its end.
+
+Between the engine and the role classes (`target`, `draft`). Knows neither proposals nor rows. SPEC section 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from .._native import kernels
+from ..engine import Engine, Phase
+from ..errors import PeerFault, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Endpoint:
+    """What both roles share: an engine, its waiting, its end. A context manager."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.counters = engine.counters
+
+    @property
+    def endpoint(self) -> str:
+        """The control endpoint in use."""
+        return self.engine.endpoint
+
+    @property
+    def up(self) -> bool:
+        """Whether a session is running."""
+        return self.engine.phase is Phase.UP
+
+    def poll(self) -> None:
+        """Serves the engine once, without waiting."""
+        self.engine.poll()
+
+    def wait_for_peer(self, timeout_s: float = 30.0) -> None:
+        """Waits for a session; raises `PeerFault(timeout)` when none formed in time."""
+        deadline_ns = kernels.monotonic_ns() + int(timeout_s * 1e9)
+        while not self.up:
+            self.engine.poll()
+            if self.up:
+                return
+            if kernels.monotonic_ns() >= deadline_ns:
+                raise PeerFault(Reason.TIMEOUT, f"no peer within {timeout_s:g} s at {self.endpoint}")
+            self.engine.wait()
+
+    def wait_for_message(self, kind: str, timeout_s: float = 30.0) -> object:
+        """The body of the next control message of `kind` ("report", "options") from the session's peer."""
+        deadline_ns = kernels.monotonic_ns() + int(timeout_s * 1e9)
+        while True:
+            for index, (got, body) in enumerate(self.engine.inbox):
+                if got == kind:
+                    del self.engine.inbox[index]
+                    return body
+            if kernels.monotonic_ns() >= deadline_ns:
+                raise PeerFault(Reason.TIMEOUT, f"no {kind} within {timeout_s:g} s")
+            self.engine.poll()
+            self.engine.wait(5_000_000)
+
+    def send_message(self, kind: str, body: Mapping[str, object]) -> None:
+        """Sends a "report" or "options" message to the session's peer over the control plane."""
+        self.engine.send_control(kind, body)
+
+    def close(self) -> None:
+        """Says goodbye and frees everything. Safe to repeat."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
