@@ -45,7 +45,7 @@ def test_bytes_outside_are_refused(call: Callable[[int, int], object], offset: i
 @pytest.mark.parametrize(("offset", "n"), VALUES_OUTSIDE)
 @pytest.mark.parametrize("call", VALUE_CALLS.values(), ids=VALUE_CALLS.keys())
 def test_values_outside_are_refused(call: Callable[[int, int], object], offset: int, n: int) -> None:
-    with pytest.raises(ValueError, match="outside a buffer|do not fit"):
+    with pytest.raises(ValueError, match=r"outside a buffer|do not fit"):
         call(offset, n)
 
 
@@ -76,7 +76,7 @@ def test_overlapping_copies_move() -> None:
     ),
 )
 def test_arrays_that_do_not_fit_are_refused(call: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match="need|have|choose|fit|no level"):
+    with pytest.raises(ValueError, match=r"need|have|choose|fit|no level"):
         call()
 
 
@@ -102,7 +102,7 @@ def test_read_only_memory_is_never_written(call: Callable[[], object]) -> None:
     ),
 )
 def test_none_is_no_memory(call: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match="outside|fit|end before"):
+    with pytest.raises(ValueError, match=r"outside|fit|end before"):
         call()
 
 
