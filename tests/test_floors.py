@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -207,7 +206,7 @@ def test_a_stranger_on_the_zmq_port_is_refused() -> None:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(f"tcp://127.0.0.1:{listener.address.zmq_port}")
         stranger.send(b"let me in")
-        time.sleep(0.05)  # it must be queued before the peer's token is
+        assert listener._dealer.poll(10_000)  # queued before the peer's token is
         with ThreadPoolExecutor(1) as pool:
             pool.submit(FloorPeer.connect, FloorConfig("leader", "block", timeout_s=0.5), listener.address)
             with pytest.raises(PeerFault, match="stranger") as caught:
@@ -278,8 +277,9 @@ def test_memcpy_copies_every_slot() -> None:
     assert to.tolist() == [*range(30)] + [0] * 10
     assert memcpy_GBps(1280, 8, count=100) > 0
     assert memcpy_GBps(1 << 20, 2) > 0
-    with pytest.raises(LocalMisuse, match="size must be"):
-        memcpy_GBps(0, 1)
+    for size, slots, count, name in ((0, 1, None, "size"), (1, 0, None, "slots"), (1, 1, 0, "count")):
+        with pytest.raises(LocalMisuse, match=f"{name} must be"):
+            memcpy_GBps(size, slots, count)
 
 
 @pytest.mark.parametrize(("length", "slots"), ((11, 4), (41, 1), (0, 1), (1, 0), (-1, 2), (2**62, 4), (10, -4)))
