@@ -160,6 +160,25 @@ def test_a_peer_that_never_comes_to_the_test_is_a_timeout() -> None:
         assert caught.value.reason is Reason.TIMEOUT
 
 
+def test_a_message_of_another_size_lands_nowhere() -> None:
+    plan = FloorPlan(FloorTest.ZMQ_RTT, size=100, count=1, slots=2)
+    with pair() as (receiver, leader), ThreadPoolExecutor(1) as pool:
+        leader._zmq_send(bytes(101), plan)
+        pool.submit(leader._agree, plan)
+        with pytest.raises(PeerFault, match="101 bytes came instead of 100") as caught:
+            receiver.run(plan)
+        assert caught.value.reason is Reason.REPLY_SIZE
+        assert (receiver._area == 0x5A).all()
+
+
+def test_bytes_that_are_no_plan_are_refused() -> None:
+    with pair() as (receiver, leader):
+        leader._sock.sendall(bytes(64))
+        with pytest.raises(PeerFault, match="no floor peer") as caught:
+            receiver.run(PLANS[0])
+        assert caught.value.reason is Reason.BAD_MAGIC
+
+
 def test_two_different_plans_are_refused_on_both_sides_with_both_named() -> None:
     ours, theirs = FloorPlan(FloorTest.SOCKET_RTT, 100, 5), FloorPlan(FloorTest.ZMQ_GBPS, 100, 5, window=2)
     with pair() as (receiver, leader):
