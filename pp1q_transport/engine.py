@@ -67,6 +67,7 @@ class Session(Protocol):
     outbox: Outbox
     news: list[tuple[str, Reason, int, int]]
     broken: int
+    peer_status: int  # the code of the reason with which the peer said it ends the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,8 @@ class Engine:
             self.phase = Phase.LINKING
         else:
             kind = message_kind(message)
+            if kind == "goodbye" and self.phase is not Phase.UP:
+                return  # its link said so already
             if peer != self._peer or self.phase is not Phase.UP:
                 raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")
             if kind == "goodbye":
@@ -402,6 +405,8 @@ class Engine:
             return
         if reason is not Reason.PEER_LOST:
             self._tell(link, session, reason)
+        elif session.peer_status == Reason.CANCELLED.code:
+            goodbye = True
         link.close()
         self.link = None
         self._filter = None
@@ -410,14 +415,17 @@ class Engine:
         self.counters.refuse(reason)
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning
-        log("session_down", reason=reason.value, goodbye=goodbye, error_number=link.error_number)
+        said = Reason.from_code(session.peer_status).value if session.peer_status else None
+        log("session_down", reason=reason.value, goodbye=goodbye, peer_said=said, error_number=link.error_number)
         self._on_down(reason)
         self._report_news(session)
         self.session = None
         self.sink = None
         self._back_off(monotonic_ns())
         if not self.config.wait_for_peer:
-            raise PeerFault(reason, "the peer said goodbye" if goodbye else "the link is gone")
+            if not goodbye:
+                raise PeerFault(reason, "the link is gone")
+            self.close()
 
     def _tell(self, link: TcpLink, session: Session, reason: Reason) -> None:
         """Best effort: a STATUS names the reason to the peer before the link closes."""

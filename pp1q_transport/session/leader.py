@@ -93,6 +93,7 @@ class LeaderSession(FrameSink):
         self.events: list[tuple[str, int, object]] = []
         self.news: list[tuple[str, Reason, int, int]] = []
         self.broken: int = 0
+        self.peer_status: int = 0
         self.rows: int = 0
         self.completions: int = 0
         self._tokens: Memory = bytearray(terms.max_context_tokens * 4)
@@ -394,6 +395,7 @@ class LeaderSession(FrameSink):
         reason = Reason.from_code(code)
         if header.kind == wire.STATUS:
             self.counters.add("peer_status")
+            self.peer_status = code
             self.news.append(("receiver_status", reason, header.slot, header.slot_generation))
             return 0
         self.counters.refuse(reason)
