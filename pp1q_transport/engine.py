@@ -169,17 +169,21 @@ class Engine:
 
     def poll(self) -> int:
         """One pass without sleeping: link, budget, control. Returns how many bytes the link moved."""
+        if self.phase is Phase.CLOSED:
+            return 0
         now_ns = monotonic_ns()
         moved = 0
         if self.link is not None:
             moved = self._pump(now_ns)
-        if now_ns >= self._control_ns:
+        if now_ns >= self._control_ns and self.phase is not Phase.CLOSED:
             self._control_ns = now_ns + (CONTROL_EVERY_NS if self.phase is Phase.UP else 1_000_000)
             self._poll_control(now_ns)
         return moved
 
     def wait(self, timeout_ns: int = BLOCK_AT_MOST_NS) -> None:
         """Idles until something may have happened, by the configured strategy, for at most `timeout_ns`."""
+        if self.phase is Phase.CLOSED:
+            return
         if self.link is None:
             self._wait_unlinked(min(timeout_ns, 5_000_000))
             return
