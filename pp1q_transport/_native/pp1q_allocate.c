@@ -284,7 +284,9 @@ int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void
         bad |= bits_of(weights[i]) >= UINT64_C(0x7FF) << 52;
     offer(&c, weights, whole, k > 0 ? n : whole);
     keep_best(&c);
-    memcpy(ids, c.ids, c.held * sizeof *ids);
     pp1q_fp_leave(saved);
-    return bad ? -(int64_t)PP1Q_E_INVALID_WEIGHTS : (int64_t)c.held;
+    if (bad)
+        return -(int64_t)PP1Q_E_INVALID_WEIGHTS;
+    memcpy(ids, c.ids, c.held * sizeof *ids);
+    return (int64_t)c.held;
 }
