@@ -52,4 +52,7 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=cythonize(extensions(), build_dir="build/cython", compiler_directives=DIRECTIVES), options={"build_ext": {"parallel": os.cpu_count()}})
+setup(
+    ext_modules=cythonize(extensions(), build_dir="build/cython", compiler_directives=DIRECTIVES),
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)
