@@ -116,6 +116,9 @@ size_t pp1q_allocate_scratch_bytes(size_t n);
 int pp1q_block_sums(const double *weights, size_t n, double *out);
 double pp1q_tree_sum(double *sums, size_t n); /* destroys sums; 0.0 for n = 0 */
 int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch);
+/* The second half of pp1q_allocate: weights known good, total >= each of them. A total that is not theirs is refused as
+ * inconsistent. No bracket of the floating-point mode. */
+int pp1q_allocate_over(const double *weights, size_t n, double total, uint32_t *counts, void *scratch);
 size_t pp1q_top_k_scratch_bytes(size_t n, size_t k);
 int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch); /* or minus a reason */
 
