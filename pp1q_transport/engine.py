@@ -23,6 +23,7 @@ from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason, Refused
 from .links.tcp import TcpLink
 from .links.tcp_port import TcpDialer, TcpPort
+from .session import hello as hello_fields
 from .session.negotiate import Agreement, Connector, Listener, Role, goodbye_message, message_kind, refuse_message
 from .session.terms import SessionTerms
 
@@ -41,6 +42,20 @@ BLOCK_AT_MOST_NS: Final = 50_000_000
 BACKOFF_FIRST_NS: Final = 20_000_000
 BACKOFF_MOST_NS: Final = 1_000_000_000
 PENDING_AT_MOST: Final = 16
+
+
+# What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
+IMPLEMENTED: Final[dict[str, object]] = {
+    "semantic_id": hello_fields.SEMANTIC_ID,
+    "verifier_id": hello_fields.VERIFIER_ID,
+    "rng_abi": hello_fields.RNG_ABI,
+    "precision": "fp32-le",
+    "digest": "xxh3-64",
+    "link_kinds": ("tcp",),
+    "group_size": 1,
+    "group_mode": "replicate",
+    "rank": 0,
+}
 
 
 class Idle(str, Enum):
@@ -87,6 +102,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if (self.listen is None) == (self.connect is None):
             raise ConfigError("give exactly one of listen and connect")
+        for name, value in IMPLEMENTED.items():
+            if getattr(self.hello, name) != value:
+                raise ConfigError(f"{name} {getattr(self.hello, name)!r} is not part of this build, which has {value!r}")
 
 
 class OutboxFilter(Protocol):

@@ -193,7 +193,7 @@ class Receiver(Endpoint):
             seed = int.from_bytes(os.urandom(8), "little")
         if not 0 <= request < 1 << 64 or not 0 <= seed < 1 << 64:
             raise LocalMisuse("request ID and seed must be u64")
-        opened = Request(request, seed, tokens, max_position)
+        opened = Request(request, seed, tokens, max_position, self.requests.fresh_generation(request))
         self.requests.add(opened)
         if self.session is not None:
             self.session.open(opened)
@@ -282,6 +282,8 @@ class Receiver(Endpoint):
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens; without a session they are kept and travel with the next OPEN."""
+        if self.requests.get(request.request) is not request:
+            raise LocalMisuse(f"request {request.request} is closed")
         if self.session is None:
             request.extend(tokens)
             request.in_flight = False

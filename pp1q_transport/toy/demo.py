@@ -136,7 +136,7 @@ def run_draft(options: DemoOptions, connect: str) -> None:
                 _re_form(leader)
             step = leader.next_step()
             if step is not None:
-                chain = step.tokens[-2:].tolist()
+                chain = step.tail(2).tolist()
                 for position in step.positions:
                     token = step.put(position, weights=draft.weights(chain, step.temperature))
                     if token is None:
