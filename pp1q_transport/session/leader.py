@@ -46,6 +46,7 @@ _SUPPORT_BOUNDS: Final = Reason.SUPPORT_BOUNDS.code
 _LIMITS_MISMATCH: Final = Reason.LIMITS_MISMATCH.code
 _KEY_REUSE: Final = Reason.KEY_REUSE.code
 _ID_RANGE: Final = Reason.ID_RANGE.code
+_OVERLOAD: Final = Reason.OVERLOAD.code
 
 
 class Grant:
@@ -350,6 +351,8 @@ class LeaderSession(FrameSink):
         known = self.requests.get(header.request)
         if known is not None and known.session == self.terms.session:
             return -_REQUEST_DUPLICATE
+        if known is None and self.requests.full():
+            return -_OVERLOAD
         request = Request(header.request, header.seed, tokens, header.max_position, header.request_generation)
         request.session = self.terms.session
         if known is not None:

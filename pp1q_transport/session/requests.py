@@ -103,9 +103,13 @@ class RequestTable:
         """Opens a request; a known ID or one past the limit is `LocalMisuse`."""
         if request.request in self.requests:
             raise LocalMisuse(f"request {request.request} is open already")
-        if len(self.requests) >= self.limit:
+        if self.full():
             raise LocalMisuse(f"{self.limit} requests are open; close some first")
         self.requests[request.request] = request
+
+    def full(self) -> bool:
+        """Whether the limit is reached: a peer's OPEN is then refused, a local one is misuse."""
+        return len(self.requests) >= self.limit
 
     def get(self, request: int) -> Request | None:
         """The open request of that ID, or None."""
