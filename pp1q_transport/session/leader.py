@@ -405,6 +405,8 @@ class LeaderSession(FrameSink):
             self.outbox.withdraw(grant.slot)
         request = self.requests.get(header.request)
         if request is not None and header.request_generation >= request.generation:
-            request.generation = min(header.request_generation + 1, 0xFFFFFFFF)
+            # No +1 at the end of u32: it would wrap in the compiled build.
+            last = header.request_generation == 0xFFFFFFFF
+            request.generation = header.request_generation if last else header.request_generation + 1
         self.events.append(("reset", header.request, reason))
         return 0

@@ -241,8 +241,8 @@ class ReceiverSession(FrameSink):
         for slot in self.table.slots:
             if slot.state in (st.GRANTED, st.LANDING):
                 self.discard(slot, reason.code)
-        for index in self.fences:
-            self.fenced(index, False)
+        for slot in self.table.slots:
+            self.fenced(slot.index, False)
         self.fences.clear()
         for request in self.requests.requests.values():
             request.in_flight = False
@@ -261,6 +261,13 @@ class ReceiverSession(FrameSink):
         self.news.append(("discarded", reason, slot.index, slot.generation))
         self.fences.append(slot.index)
         self.settled.append(slot)
+        try:
+            self._tell_reset(slot, code)
+        except PeerFault as fault:  # a full outbox or the last generation: the session ends, but every slot is settled
+            self.broken = fault.reason.code
+        self._bound_quarantine()
+
+    def _tell_reset(self, slot: Slot, code: int) -> None:
         request = self.requests.get(slot.request)
         if request is not None and request.generation == slot.request_generation:
             request.discard()
@@ -273,7 +280,6 @@ class ReceiverSession(FrameSink):
         h.subject = wire.STEP
         h.status = code
         self.outbox.frame(h, None, 0, 0, NO_KEY)
-        self._bound_quarantine()
 
     def _bound_quarantine(self) -> None:
         if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():
