@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-import golden as gold
-from golden import Golden, Outcome, bench_for, chosen, flips, judge_message, number, vectors
 from pp1q_transport import wire
 from pp1q_transport._native import kernels
 from pp1q_transport.control_codec import decode_message, encode_message
 from pp1q_transport.engine import terms_of
 from pp1q_transport.errors import Reason
 from pp1q_transport.session.negotiate import Role
+
+from . import golden as gold
+from .golden import Golden, Outcome, bench_for, chosen, flips, judge_message, number, vectors
 
 VALID = chosen("data", True)
 INVALID = chosen("data", False)
