@@ -7,6 +7,7 @@ fed bytes and says what came of them.
 
 from __future__ import annotations
 
+import struct
 import functools
 import json
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def recipe_payload(recipe: dict[str, int], vocab: int) -> bytes:
     """The dense row that a recipe describes."""
     counts = [v * recipe["factor"] % recipe["modulus"] for v in range(vocab)]
     counts[recipe["rest_to"]] += (1 << 24) - sum(counts)
-    return b"".join(wire._F32.pack(count / (1 << 24)) for count in counts)
+    return b"".join(struct.pack("<f", count / (1 << 24)) for count in counts)
 
 
 @functools.cache
