@@ -13,7 +13,7 @@ from typing import Any
 
 from . import encoder as enc
 from .encoder import Frame
-from .story import DENSE, SPARSE, V64, V100, Vector
+from .story import SPARSE, V64, Vector
 
 OVERLOAD = 45
 NO_SUCH_REASON = 999
@@ -46,7 +46,7 @@ class Faults:
             )
         )  # fmt: skip
 
-    def flipped(self, base: str, **bits: int) -> dict[str, int]:
+    def flipped(self, base: str, **bits: int) -> dict[str, Any]:
         """Fields of `base` with those bits toggled."""
         return {name: self.frame(base).fields.get(name, 0) ^ bit for name, bit in bits.items()}
 
@@ -321,5 +321,3 @@ def invalid(valid: list[Vector]) -> list[Vector]:
         part()
     return faults.out
 
-
-__all__ = ["DENSE", "SPARSE", "V100", "Faults", "invalid"]

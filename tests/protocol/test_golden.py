@@ -8,10 +8,10 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 import golden as gold
+import pytest
 from golden import Golden, Outcome, bench_for, chosen, flips, judge_message, number, vectors
+
 from pp1q_transport import wire
 from pp1q_transport._native import kernels
 from pp1q_transport.control_codec import decode_message, encode_message
