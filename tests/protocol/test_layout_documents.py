@@ -63,7 +63,9 @@ def all_fields(kind: str) -> dict[str, tuple[int, int, dict[str, Any]]]:
 
 
 def is_reserved(name: str, item: dict[str, Any]) -> bool:
-    return name.startswith("reserved") or name in ("magic", "version", "kind", "flags", "arguments") or "contents" in item
+    return (
+        name.startswith("reserved") or name in ("magic", "version", "kind", "flags", "arguments") or "contents" in item
+    )
 
 
 def test_the_ksy_header_has_128_bytes_and_every_union_48() -> None:
@@ -302,7 +304,9 @@ def test_the_hello_table_is_the_code() -> None:
     assert [int(row["Judged"]) for row in judged] == list(range(1, len(rows) + 1))
     stated = [(row["Field"], row["Reason"], row["Rule"]) for row in judged]
     assert stated == [(name, reason.value, rule.value) for name, reason, rule in hello.FIELDS]
-    integers = {row["Field"]: row["Bounds"] for row in rows if row["Type"] == "integer" and row["Field"] != "wire_version"}
+    integers = {
+        row["Field"]: row["Bounds"] for row in rows if row["Type"] == "integer" and row["Field"] != "wire_version"
+    }
     assert integers == {name: f"{low}..{high}" for name, (low, high) in hello._INTEGERS.items()}
     assert {row["Field"] for row in rows if row["Type"] == "text"} == {*hello._TEXTS, *hello._CHOICES, "id_map_hash"}
     assert {row["Field"] for row in rows if row["Type"] == "list of texts"} == set(hello._LISTS)
