@@ -23,6 +23,7 @@ from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason, Refused
 from .links.tcp import TcpLink
 from .links.tcp_port import TcpDialer, TcpPort
+from .session import hello as hello_fields
 from .session.negotiate import Agreement, Connector, Listener, Role, goodbye_message, message_kind, refuse_message
 from .session.terms import SessionTerms
 
@@ -41,6 +42,20 @@ BLOCK_AT_MOST_NS: Final = 50_000_000
 BACKOFF_FIRST_NS: Final = 20_000_000
 BACKOFF_MOST_NS: Final = 1_000_000_000
 PENDING_AT_MOST: Final = 16
+
+
+# What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
+IMPLEMENTED: Final[dict[str, object]] = {
+    "semantic_id": hello_fields.SEMANTIC_ID,
+    "verifier_id": hello_fields.VERIFIER_ID,
+    "rng_abi": hello_fields.RNG_ABI,
+    "precision": "fp32-le",
+    "digest": "xxh3-64",
+    "link_kinds": ("tcp",),
+    "group_size": 1,
+    "group_mode": "replicate",
+    "rank": 0,
+}
 
 
 class Idle(str, Enum):
@@ -67,6 +82,7 @@ class Session(Protocol):
     outbox: Outbox
     news: list[tuple[str, Reason, int, int]]
     broken: int
+    peer_status: int  # the code of the reason with which the peer said it ends the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if (self.listen is None) == (self.connect is None):
             raise ConfigError("give exactly one of listen and connect")
+        for name, value in IMPLEMENTED.items():
+            if getattr(self.hello, name) != value:
+                raise ConfigError(f"{name} {getattr(self.hello, name)!r} is not part of this build, which has {value!r}")
 
 
 class OutboxFilter(Protocol):
@@ -164,21 +183,30 @@ class Engine:
         """The control endpoint in use; a listener's actual port where port 0 was asked for."""
         return self._control.endpoint
 
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has ended for good."""
+        return self.phase is Phase.CLOSED
+
     # ---- the loop -----------------------------------------------------------------------------------------------
 
     def poll(self) -> int:
         """One pass without sleeping: link, budget, control. Returns how many bytes the link moved."""
+        if self.closed:
+            return 0
         now_ns = monotonic_ns()
         moved = 0
         if self.link is not None:
             moved = self._pump(now_ns)
-        if now_ns >= self._control_ns:
+        if now_ns >= self._control_ns and not self.closed:
             self._control_ns = now_ns + (CONTROL_EVERY_NS if self.phase is Phase.UP else 1_000_000)
             self._poll_control(now_ns)
         return moved
 
     def wait(self, timeout_ns: int = BLOCK_AT_MOST_NS) -> None:
         """Idles until something may have happened, by the configured strategy, for at most `timeout_ns`."""
+        if self.phase is Phase.CLOSED:
+            return
         if self.link is None:
             self._wait_unlinked(min(timeout_ns, 5_000_000))
             return
@@ -292,6 +320,8 @@ class Engine:
             self.phase = Phase.LINKING
         else:
             kind = message_kind(message)
+            if kind == "goodbye" and self.phase is not Phase.UP:
+                return  # its link said so already
             if peer != self._peer or self.phase is not Phase.UP:
                 raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")
             if kind == "goodbye":
@@ -402,6 +432,8 @@ class Engine:
             return
         if reason is not Reason.PEER_LOST:
             self._tell(link, session, reason)
+        elif session.peer_status == Reason.CANCELLED.code:
+            goodbye = True
         link.close()
         self.link = None
         self._filter = None
@@ -410,14 +442,17 @@ class Engine:
         self.counters.refuse(reason)
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning
-        log("session_down", reason=reason.value, goodbye=goodbye, error_number=link.error_number)
+        said = Reason.from_code(session.peer_status).value if session.peer_status else None
+        log("session_down", reason=reason.value, goodbye=goodbye, peer_said=said, error_number=link.error_number)
         self._on_down(reason)
         self._report_news(session)
         self.session = None
         self.sink = None
         self._back_off(monotonic_ns())
         if not self.config.wait_for_peer:
-            raise PeerFault(reason, "the peer said goodbye" if goodbye else "the link is gone")
+            if not goodbye:
+                raise PeerFault(reason, "the link is gone")
+            self.close()
 
     def _tell(self, link: TcpLink, session: Session, reason: Reason) -> None:
         """Best effort: a STATUS names the reason to the peer before the link closes."""

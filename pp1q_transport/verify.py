@@ -31,7 +31,7 @@ _NOISE_END: Final = 1 << _NOISE_BITS
 
 @dataclass(frozen=True, slots=True)
 class QRow:
-    """One position's q: dense, `values` float32 [V]; or sparse, `values` float32 [n] beside ascending `ids` int32 [n]."""
+    """One position's q: `values` float32 [V] (dense), or float32 [n] beside ascending `ids` int32 [n] (sparse)."""
 
     values: NDArray[np.float32]
     ids: NDArray[np.int32] | None = None
@@ -112,8 +112,7 @@ def residual(
     if ids is None:
         if len(counts) != len(weights):
             raise LocalMisuse(f"q has {len(counts)} entries and the target {len(weights)}")
-        proposed = counts.astype(np.uint64)
-        proposed *= np.uint64(total)
+        proposed = np.multiply(counts, np.uint64(total), dtype=np.uint64)
         np.minimum(proposed, target, out=proposed)
         target -= proposed
         return target
@@ -172,7 +171,7 @@ def verify_chain(
     `target_weights_at(i)` gives the target's row after the committed prefix and the first `i` proposed tokens; it is
     asked for i = 0, 1, ... only as far as the chain is accepted, and for i = depth if all of it is. Noise: the ACCEPT
     domain at each tested position, the CORRECTION domain at the position of the one token that the target adds.
-    SPEC sections 5 and 6. Raises `LocalMisuse` for inputs that do not fit each other and `InvalidQ` for a q that is none.
+    SPEC sections 5 and 6. Raises `LocalMisuse` for inputs that do not fit each other, `InvalidQ` for a q that is none.
     """
     if not proposal_tokens or len(proposal_tokens) != len(qs):
         raise LocalMisuse(f"{len(proposal_tokens)} tokens with {len(qs)} rows of q; with none at all use target_only")

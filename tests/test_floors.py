@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -161,6 +160,25 @@ def test_a_peer_that_never_comes_to_the_test_is_a_timeout() -> None:
         assert caught.value.reason is Reason.TIMEOUT
 
 
+def test_a_message_of_another_size_lands_nowhere() -> None:
+    plan = FloorPlan(FloorTest.ZMQ_RTT, size=100, count=1, slots=2)
+    with pair() as (receiver, leader), ThreadPoolExecutor(1) as pool:
+        leader._zmq_send(bytes(101), plan)
+        pool.submit(leader._agree, plan)
+        with pytest.raises(PeerFault, match="101 bytes came instead of 100") as caught:
+            receiver.run(plan)
+        assert caught.value.reason is Reason.REPLY_SIZE
+        assert (receiver._area == 0x5A).all()
+
+
+def test_bytes_that_are_no_plan_are_refused() -> None:
+    with pair() as (receiver, leader):
+        leader._sock.sendall(bytes(64))
+        with pytest.raises(PeerFault, match="no floor peer") as caught:
+            receiver.run(PLANS[0])
+        assert caught.value.reason is Reason.BAD_MAGIC
+
+
 def test_two_different_plans_are_refused_on_both_sides_with_both_named() -> None:
     ours, theirs = FloorPlan(FloorTest.SOCKET_RTT, 100, 5), FloorPlan(FloorTest.ZMQ_GBPS, 100, 5, window=2)
     with pair() as (receiver, leader):
@@ -207,7 +225,7 @@ def test_a_stranger_on_the_zmq_port_is_refused() -> None:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(f"tcp://127.0.0.1:{listener.address.zmq_port}")
         stranger.send(b"let me in")
-        time.sleep(0.05)  # it must be queued before the peer's token is
+        assert listener._dealer.poll(10_000)  # queued before the peer's token is
         with ThreadPoolExecutor(1) as pool:
             pool.submit(FloorPeer.connect, FloorConfig("leader", "block", timeout_s=0.5), listener.address)
             with pytest.raises(PeerFault, match="stranger") as caught:
@@ -278,8 +296,9 @@ def test_memcpy_copies_every_slot() -> None:
     assert to.tolist() == [*range(30)] + [0] * 10
     assert memcpy_GBps(1280, 8, count=100) > 0
     assert memcpy_GBps(1 << 20, 2) > 0
-    with pytest.raises(LocalMisuse, match="size must be"):
-        memcpy_GBps(0, 1)
+    for size, slots, count, name in ((0, 1, None, "size"), (1, 0, None, "slots"), (1, 1, 0, "count")):
+        with pytest.raises(LocalMisuse, match=f"{name} must be"):
+            memcpy_GBps(size, slots, count)
 
 
 @pytest.mark.parametrize(("length", "slots"), ((11, 4), (41, 1), (0, 1), (1, 0), (-1, 2), (2**62, 4), (10, -4)))

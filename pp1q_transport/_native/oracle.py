@@ -67,10 +67,10 @@ def count_of(raw: bytes) -> int:
         raise Failure(Reason.NONFINITE)
     if math.copysign(1.0, value) < 0:
         raise Failure(Reason.NEGATIVE)
-    count = Fraction(value) * MASS
-    if count.denominator != 1 or count > MASS:
+    scaled = value * MASS  # exact: an FP32 times a power of two, in FP64
+    if not scaled.is_integer() or scaled > MASS:
         raise Failure(Reason.NONDYADIC)
-    return int(count)
+    return int(scaled)
 
 
 def values_of(row: bytes, n: int) -> list[bytes]:
@@ -87,11 +87,11 @@ def draw(counts: Sequence[int], u24: int) -> int:
     return -1
 
 
-def _judge(counts: Sequence[int], expected_mass: int, index: int, in_range: bool, u24: int) -> None:
-    """Mass, token range, q(token), draw proof. `index` of the token among counts, -1 if absent, None-like -2 for none."""
+def _judge(counts: Sequence[int], expected_mass: int, index: int | None, in_range: bool, u24: int) -> None:
+    """Mass, token range, q(token), draw proof. `index` is the token's among counts, -1 if absent, None for no token."""
     if sum(counts) != expected_mass:
         raise Failure(Reason.MASS)
-    if index == -2:
+    if index is None:
         if u24 != NO_DRAW and u24 < expected_mass:
             raise Failure(Reason.DRAW_MISMATCH)
         return
@@ -111,7 +111,7 @@ def validate_dense_row(row: bytes, entries: int, expected_mass: int, token: int,
         yield
         if any(row[4 * entries :]):
             raise Failure(Reason.PADDING_NONZERO)
-        index = -2 if token == -1 else token
+        index = None if token == -1 else token
         _judge(counts, expected_mass, index, 0 <= token < entries, u24)
 
     return _code(checks())
@@ -142,14 +142,14 @@ def validate_sparse_row(
                 raise Failure(Reason.ZERO_ENTRY)
             counts.append(count)
             yield
-        index = -2 if token == -1 else list(ids).index(token) if token in ids else -1
+        index = None if token == -1 else list(ids).index(token) if token in ids else -1
         _judge(counts, expected_mass, index, first_id <= token < end_id, u24)
 
     return _code(checks())
 
 
 def counts_to_q(counts: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(counts)}f", *(Fraction(count, MASS) for count in counts))
+    return struct.pack(f"<{len(counts)}f", *(count / MASS for count in counts))
 
 
 def q_to_counts(row: bytes, n: int) -> tuple[int, list[int]]:
@@ -194,7 +194,7 @@ def tree_sum(sums: Sequence[float]) -> float:
 
 def allocate(weights: Sequence[float]) -> tuple[int, list[int]]:
     """(reason code, counts; empty unless the code is 0)."""
-    refused = (Reason.INVALID_WEIGHTS.code, [])
+    refused: tuple[int, list[int]] = (Reason.INVALID_WEIGHTS.code, [])
     code, sums = block_sums(weights)
     total = tree_sum(sums)
     if code or total == 0.0 or not math.isfinite(total):

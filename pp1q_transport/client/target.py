@@ -55,10 +55,11 @@ class Q:
 class Proposal:
     """A ready proposal: tokens and the q of each, read-only views of the slot. Release it (or leave its `with` block)."""
 
-    def __init__(self, receiver: Receiver, request: Request, slot: Slot) -> None:
+    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int) -> None:
         self._receiver = receiver
         self._request = request
         self._slot = slot
+        self.key = (session, slot.index, slot.generation)
         self.slot = slot.index
         self.slot_generation = slot.generation
         self.generation = slot.request_generation
@@ -106,13 +107,15 @@ class Proposal:
 class Ticket:
     """A STEP under way. `wait` gives the proposal or raises `ProposalDiscarded`."""
 
-    def __init__(self, receiver: Receiver, request: Request, slot: Slot) -> None:
+    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int) -> None:
         self._receiver = receiver
         self._request = request
         self._slot = slot
+        self._session = session
         self._generation = slot.generation
         self.round = slot.round
         self.slot = slot.index
+        self.key = (session, slot.index, slot.generation)
 
     @property
     def settled(self) -> bool:
@@ -128,7 +131,7 @@ class Ticket:
                 break
             self._receiver.serve(slot.deadline_ns)
         if slot.generation == self._generation and slot.state == st.READY:
-            return Proposal(self._receiver, self._request, slot)
+            return Proposal(self._receiver, self._request, slot, self._session)
         reason = Reason.from_code(slot.reason) if slot.reason else Reason.CANCELLED
         raise ProposalDiscarded(reason, self._request.request, self.round)
 
@@ -190,7 +193,7 @@ class Receiver(Endpoint):
             seed = int.from_bytes(os.urandom(8), "little")
         if not 0 <= request < 1 << 64 or not 0 <= seed < 1 << 64:
             raise LocalMisuse("request ID and seed must be u64")
-        opened = Request(request, seed, tokens, max_position)
+        opened = Request(request, seed, tokens, max_position, self.requests.fresh_generation(request))
         self.requests.add(opened)
         if self.session is not None:
             self.session.open(opened)
@@ -236,7 +239,7 @@ class Receiver(Endpoint):
         if slot is None:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         self.engine.flush()
-        return Ticket(self, request, slot)
+        return Ticket(self, request, slot, session.terms.session)
 
     def step(self, request: Request, **options: object) -> Proposal:
         """`enqueue` and `wait` in one; the same options."""
@@ -279,6 +282,8 @@ class Receiver(Endpoint):
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens; without a session they are kept and travel with the next OPEN."""
+        if self.requests.get(request.request) is not request:
+            raise LocalMisuse(f"request {request.request} is closed")
         if self.session is None:
             request.extend(tokens)
             request.in_flight = False

@@ -34,7 +34,7 @@ cdef class LeaderSession(FrameSink):
     cdef public Outbox outbox
     cdef public Header header
     cdef public list grants, steps, events, news
-    cdef public int broken
+    cdef public int broken, peer_status
     cdef public uint64_t rows, completions
     cdef uint8_t[::1] _tokens
 

@@ -94,6 +94,7 @@ class LeaderSession(FrameSink):
         self.events: list[tuple[str, int, object]] = []
         self.news: list[tuple[str, Reason, int, int]] = []
         self.broken: int = 0
+        self.peer_status: int = 0
         self.rows: int = 0
         self.completions: int = 0
         self._tokens: Memory = bytearray(terms.max_context_tokens * 4)
@@ -176,7 +177,8 @@ class LeaderSession(FrameSink):
         return 0
 
     def lost(self) -> None:
-        """The link is gone: every grant of this session is dead."""
+        """The link is gone: every grant of this session is dead, its requests are closed."""
+        self.requests.end_session()
         for grant in self.grants:
             if grant.state == DRAFTING:
                 grant.state = DEAD
@@ -348,18 +350,11 @@ class LeaderSession(FrameSink):
             return -_CONTEXT_MISMATCH
         if header.position != header.token_count - 1:
             return -_POSITION_BOUNDS
-        known = self.requests.get(header.request)
-        if known is not None and known.session == self.terms.session:
+        if self.requests.get(header.request) is not None:
             return -_REQUEST_DUPLICATE
-        if known is None and self.requests.full():
+        if self.requests.full():
             return -_OVERLOAD
-        request = Request(header.request, header.seed, tokens, header.max_position, header.request_generation)
-        request.session = self.terms.session
-        if known is not None:
-            # Another session of the same request: the key guard goes on where it was.
-            request.inherit_keys(known)
-            self.requests.remove(header.request)
-        self.requests.add(request)
+        self.requests.add(Request(header.request, header.seed, tokens, header.max_position, header.request_generation))
         self.events.append(("open", header.request, tokens))
         return 0
 
@@ -398,6 +393,7 @@ class LeaderSession(FrameSink):
         reason = Reason.from_code(code)
         if header.kind == wire.STATUS:
             self.counters.add("peer_status")
+            self.peer_status = code
             self.news.append(("receiver_status", reason, header.slot, header.slot_generation))
             return 0
         self.counters.refuse(reason)

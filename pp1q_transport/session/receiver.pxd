@@ -22,7 +22,7 @@ cdef class ReceiverSession(FrameSink):
     cdef public Header header
     cdef public DenseCursor cursor
     cdef public list settled, fences, news
-    cdef public int broken
+    cdef public int broken, peer_status
     cdef public uint64_t rows, ready, bytes_ready
     cdef public int quarantine_bound
     cdef Slot _slot

@@ -87,6 +87,7 @@ class ReceiverSession(FrameSink):
         self.fences: list[int] = []
         self.news: list[tuple[str, Reason, int, int]] = []
         self.broken: int = 0
+        self.peer_status: int = 0
         self.rows: int = 0
         self.ready: int = 0
         self.bytes_ready: int = 0
@@ -484,6 +485,7 @@ class ReceiverSession(FrameSink):
         self.news.append(("leader_status", reason, header.slot, header.slot_generation))
         if header.kind == wire.STATUS and header.slot_generation == 0:
             self.counters.add("peer_status")
+            self.peer_status = code
             return 0
         if header.slot >= self.terms.max_slots:
             return -_SLOT_BOUNDS

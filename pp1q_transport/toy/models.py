@@ -97,7 +97,8 @@ class ToyDraft:
     def weights(self, context_tail: Sequence[int], temperature: float = 1.0) -> NDArray[np.float64]:
         """Unnormalised q after `context_tail`: read-only float64 [V], weights ** (1/T).
 
-        At T = 0 it is one-hot: the largest weight, ties to the lowest ID. Raises `LocalMisuse` unless the temperature is finite and not negative.
+        At T = 0 it is one-hot: the largest weight, ties to the lowest ID. Raises `LocalMisuse` unless the temperature
+        is finite and not negative.
         """
         row = row_of(self.seed, context_tail)
         if temperature == 1.0:

@@ -70,9 +70,10 @@ def run_reference(
     """All tokens that one request commits after its prompt in `rounds` STEPs of `depth` drafts.
 
     `seed` is the request's. The prompt occupies positions 0..L-1, the anchor of a STEP is the last committed position,
-    the first draft sits at anchor + 1 and the bonus at anchor + depth + 1. The round rises at each STEP, from 0. A round
-    in `discarded` lost its proposal: the generation (from 0) rises, then one token is drawn target-only at anchor + 1
-    under the new generation and that round's number. Raises `LocalMisuse` without a prompt, rounds or depth.
+    the first draft sits at anchor + 1 and the bonus at anchor + depth + 1. The round rises at each STEP, from 0. If it
+    is in `discarded` its proposal is lost: the generation (from 0) rises, then one token is drawn target-only at
+    anchor + 1, under the new generation and the lost round's number. Raises `LocalMisuse` without a prompt, rounds or
+    depth.
     """
     if not prompt or rounds < 1 or depth < 1:
         raise LocalMisuse("a run needs a prompt of at least one token, one round and one draft a round")
