@@ -135,10 +135,8 @@ class ReceiverSession(FrameSink):
         """
         if request.in_flight:
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
-        if not 1 <= depth <= self.terms.depth:
-            raise LocalMisuse(f"depth {depth} is outside 1..{self.terms.depth}")
-        if budget_us < 1:
-            raise LocalMisuse("budget_us must be at least 1")
+        self.terms.judge_step(depth, temperature, support, representation, budget_us)
+        request.check_round()
         slot = self.table.take()
         if slot is None:
             if self.table.exhausted():
