@@ -1,4 +1,4 @@
-"""The outbox's ring against a plain list of frames: what goes out is exactly what was queued, in order, less what was withdrawn."""
+"""The outbox's ring against a plain list of frames: what goes out is what was queued, in order, less what was withdrawn."""
 
 from __future__ import annotations
 
@@ -98,19 +98,22 @@ def queue(outbox: Outbox, oracle: Oracle, what: str, number: int, length: int, k
     """Queues one frame at both, or neither when the ring is full."""
     before = (outbox.bytes_queued, len(outbox.pieces) - outbox.first)
     payload = bytes((number + i) & 0xFF for i in range(length))
+    header, raw = header_for(number, length)
+    refused: Reason | None = None
     try:
         if what == "raw":
             outbox.raw(payload, 0, length)
-            oracle.frames.append((payload, NO_KEY, False))
-            return
-        header, raw = header_for(number, length)
-        outbox.frame(header, payload, 0, length, key)
-        oracle.frames.append((raw + payload, key, length >= COPY_BELOW))
+        else:
+            outbox.frame(header, payload, 0, length, key)
     except PeerFault as fault:
-        assert fault.reason is Reason.OVERLOAD
-        assert (outbox.bytes_queued, len(outbox.pieces) - outbox.first) == before
-        copied = HEADER_BYTES + (length if length < COPY_BELOW else 0) if what == "frame" else length
-        assert not outbox.empty() or copied > CAPACITY, "an empty outbox refused what fits"
+        refused = fault.reason
+    if refused is None:
+        oracle.frames.append((payload, NO_KEY, False) if what == "raw" else (raw + payload, key, length >= COPY_BELOW))
+        return
+    assert refused is Reason.OVERLOAD
+    assert (outbox.bytes_queued, len(outbox.pieces) - outbox.first) == before, "a refused frame left something behind"
+    copied = HEADER_BYTES + (length if length < COPY_BELOW else 0) if what == "frame" else length
+    assert not outbox.empty() or copied > CAPACITY, "an empty outbox refused what fits"
 
 
 @settings(max_examples=150, deadline=None)
