@@ -50,8 +50,8 @@ class DemoOptions:
 
     @property
     def budget_us(self) -> int:
-        """A late proposal costs its budget, so runs that inject lateness have a shorter one."""
-        return LATE_BUDGET_US if self.faults.late else BUDGET_US
+        """A late or cut proposal costs its budget, so runs that inject faults have a shorter one."""
+        return LATE_BUDGET_US if self.faults.any else BUDGET_US
 
     @property
     def survives_links(self) -> bool:
