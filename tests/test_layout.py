@@ -24,7 +24,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     3: ("wire",),
     4: ("session",),
     5: ("staging", "links", "endpoints", "keys", "control_codec", "control_peers", "control"),
-    6: ("engine",),
+    6: ("engine", "forming"),
     7: ("client",),
     8: ("toy", "qualify"),
     9: ("cli",),
