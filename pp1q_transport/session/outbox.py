@@ -86,7 +86,6 @@ class Outbox:
 
     def raw(self, memory: ReadMemory, offset: int, length: int) -> None:
         """Appends bytes that are frames already (a fault injector's output), copied when they are few."""
-        self.bytes_queued += length
         if length <= _COPY_BELOW:
             at = self._reserve(length)
             copy_bytes(self.buffer, at, memory, offset, length)
@@ -94,6 +93,7 @@ class Outbox:
             self.pieces.append(Piece(at, length, self._nothing, 0, 0, _NO_KEY))
         else:
             self.pieces.append(Piece(0, 0, memory, offset, length, _NO_KEY))
+        self.bytes_queued += length
 
     def _reserve(self, need: int) -> int:
         if self._held == 0:
@@ -127,6 +127,8 @@ class Outbox:
         piece.offset += rest
         piece.length -= rest
         self.bytes_queued -= count
+        if piece.head_length and piece.head_end:
+            self._head = piece.head_offset  # a piece that new frames keep joining gives its sent bytes back all the same
         if piece.head_length == 0 and piece.length == 0:
             self._drop_first()
 

@@ -56,10 +56,14 @@ class Request:
             self.prefix_low, self.prefix_high = prefix_digest(self.prefix_low, self.prefix_high, fresh)
             self.tokens.extend(fresh)
 
-    def next_round(self) -> int:
-        """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
+    def check_round(self) -> None:
+        """Raises `PeerFault(generation_exhausted)` when `next_round` would."""
         if self.round >= U32_MAX:
             raise PeerFault(Reason.GENERATION_EXHAUSTED, "round")
+
+    def next_round(self) -> int:
+        """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
+        self.check_round()
         taken = self.round
         self.round += 1
         return taken

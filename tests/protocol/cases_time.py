@@ -37,7 +37,7 @@ def _assert_discarded(flight: Flight, reason: Reason) -> None:
     assert flight.reason is reason
 
 
-# --- budgets ---------------------------------------------------------------------------------------------------------------
+# --- budgets --------------------------------------------------------------------------------------------------------
 
 
 def just_in_time(world: World) -> None:
@@ -116,7 +116,7 @@ def budgets_run_out_one_by_one(world: World) -> None:
         _assert_discarded(flight, R.TIMEOUT)
 
 
-# --- late bytes --------------------------------------------------------------------------------------------------------------
+# --- late bytes -----------------------------------------------------------------------------------------------------
 
 
 def late_rows_land_nowhere(world: World) -> None:
@@ -282,7 +282,7 @@ def step_rewritten_to_a_free_slot(world: World) -> None:
     assert flight.reason is R.LINK_ERROR
 
 
-# --- cancel, close, reset ---------------------------------------------------------------------------------------------------------
+# --- cancel, close, reset -------------------------------------------------------------------------------------------
 
 
 def cancel_stops_the_leader(world: World) -> None:
@@ -336,7 +336,7 @@ def risen_generation_after_a_discard(world: World) -> None:
     assert world.tokens(again) == world.honest_tokens(again)
 
 
-# --- generations and keys ------------------------------------------------------------------------------------------------------------
+# --- generations and keys -------------------------------------------------------------------------------------------
 
 
 def stale_step(world: World) -> None:
@@ -501,7 +501,7 @@ def last_request_generation_at_a_lost_link(world: World) -> None:
     _assert_discarded(beside, R.PEER_LOST)
 
 
-# --- slots: fences, quarantine, releases ------------------------------------------------------------------------------------------------
+# --- slots: fences, quarantine, releases ----------------------------------------------------------------------------
 
 
 def all_slots_taken(world: World) -> None:
@@ -603,7 +603,7 @@ def two_consumers(world: World) -> None:
     assert flight.slot.state == st.FREE
 
 
-# --- lost links, full outboxes, local misuse ------------------------------------------------------------------------------------------------
+# --- lost links, full outboxes, local misuse ------------------------------------------------------------------------
 
 
 def leader_dies(world: World) -> None:
@@ -630,9 +630,10 @@ def leader_does_not_read(world: World) -> None:
     flights = [world.step(world.open(i)) for i in (1, 2)]
     request = world.open(3)
     world.taps["receiver"].hold = True
+    while world.receiver.outbox.bytes_queued + 132 < world.receiver.outbox.capacity:
+        world.receiver.commit(request, 0, wire.TARGET_ONLY, 0, [1])
     with pytest.raises(PeerFault) as raised:
-        for _ in range(1 << 12):
-            world.receiver.commit(request, 0, wire.TARGET_ONLY, 0, [1])
+        world.receiver.commit(request, 0, wire.TARGET_ONLY, 0, [1])
     assert raised.value.reason is R.OVERLOAD
     world.down("receiver", raised.value.reason)
     world.run()
