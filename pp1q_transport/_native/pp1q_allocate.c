@@ -79,6 +79,11 @@ static size_t padded(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
+static unsigned char *aligned(void *scratch)
+{
+    return (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
+}
+
 static size_t carve(struct scratch *parts, unsigned char *base, size_t n)
 {
     size_t used = 0;
@@ -179,27 +184,18 @@ static int hand_out(const double *weights, size_t n, double total, uint32_t *cou
     return PP1Q_OK;
 }
 
-static int allocate(const double *weights, size_t n, uint32_t *counts, struct scratch *parts)
+int pp1q_allocate_over(const double *weights, size_t n, double total, uint32_t *counts, void *scratch)
 {
-    double total, largest = 0.0;
-    uint64_t sum = 0, mass = 0;
-    int reason = pp1q_block_sums(weights, n, parts->sums);
-    if (reason)
-        return reason;
-    total = pp1q_tree_sum(parts->sums, (n + PP1Q_TREE - 1) / PP1Q_TREE);
-    if (bits_of(total) == 0 || bits_of(total) >= UINT64_C(0x7FF) << 52)
-        return PP1Q_E_INVALID_WEIGHTS;
-    if (bits_of(total * (double)PP1Q_MASS) >= UINT64_C(0x7FF) << 52) { /* then w*M could overflow as well */
-        for (size_t i = 0; i < n; i++)
-            largest = weights[i] > largest ? weights[i] : largest;
-        if (bits_of(largest * (double)PP1Q_MASS) >= UINT64_C(0x7FF) << 52)
-            return PP1Q_E_INVALID_WEIGHTS;
-    }
-    sum = floor_pass(weights, n, total, counts, parts);
+    struct scratch parts;
+    uint64_t sum, mass = 0;
+    (void)carve(&parts, aligned(scratch), n);
+    sum = floor_pass(weights, n, total, counts, &parts);
+    /* With the tree's own total the floors never pass M, and never fall short of it by more than there are positive
+     * remainders, for any n below 2^29; that is checked and refused all the same, never clipped. */
     if (sum > PP1Q_MASS)
         return PP1Q_E_INVALID_WEIGHTS;
     if (sum < PP1Q_MASS) {
-        reason = hand_out(weights, n, total, counts, PP1Q_MASS - (size_t)sum, parts);
+        int reason = hand_out(weights, n, total, counts, PP1Q_MASS - (size_t)sum, &parts);
         if (reason)
             return reason;
     }
@@ -211,14 +207,36 @@ static int allocate(const double *weights, size_t n, uint32_t *counts, struct sc
     return mass == PP1Q_MASS ? PP1Q_OK : PP1Q_E_MASS;
 }
 
-int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
+static int is_infinite(double value)
+{
+    return bits_of(value) >= UINT64_C(0x7FF) << 52;
+}
+
+static int allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
 {
     struct scratch parts;
-    unsigned char *base = (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
-    uint64_t saved = pp1q_fp_enter();
+    double total, largest = 0.0;
     int reason;
-    (void)carve(&parts, base, n);
-    reason = allocate(weights, n, counts, &parts);
+    (void)carve(&parts, aligned(scratch), n);
+    reason = pp1q_block_sums(weights, n, parts.sums);
+    if (reason)
+        return reason;
+    total = pp1q_tree_sum(parts.sums, (n + PP1Q_TREE - 1) / PP1Q_TREE);
+    if (total == 0.0 || is_infinite(total))
+        return PP1Q_E_INVALID_WEIGHTS;
+    if (is_infinite(total * (double)PP1Q_MASS)) { /* then a w*M could overflow as well */
+        for (size_t i = 0; i < n; i++)
+            largest = weights[i] > largest ? weights[i] : largest;
+        if (is_infinite(largest * (double)PP1Q_MASS))
+            return PP1Q_E_INVALID_WEIGHTS;
+    }
+    return pp1q_allocate_over(weights, n, total, counts, scratch);
+}
+
+int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
+{
+    uint64_t saved = pp1q_fp_enter();
+    int reason = allocate(weights, n, counts, scratch);
     pp1q_fp_leave(saved);
     return reason;
 }
@@ -280,7 +298,7 @@ static void offer(struct candidates *c, const double *weights, size_t from, size
 
 int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch)
 {
-    unsigned char *base = (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
+    unsigned char *base = aligned(scratch);
     size_t capacity = top_k_capacity(n, k), part = padded(capacity * sizeof(uint64_t));
     size_t whole = n / PP1Q_TREE * PP1Q_TREE;
     uint64_t saved = pp1q_fp_enter();

@@ -23,7 +23,7 @@
     X(ID_DUPLICATE) X(NONFINITE) X(NEGATIVE) X(NONDYADIC) X(MASS) X(ZERO_ENTRY) X(ZERO_Q_TOKEN) X(PADDING_NONZERO)   \
     X(DRAW_MISMATCH) X(REPLY_SIZE) X(INCOMPLETE) X(IDENTITY_MISMATCH) X(SEMANTIC_MISMATCH) X(LIMITS_MISMATCH)        \
     X(TIMEOUT) X(CANCELLED) X(PEER_LOST) X(LINK_ERROR) X(RANK_DISAGREE) X(KEY_REUSE) X(OVERLOAD) X(REQUEST_UNKNOWN)  \
-    X(REQUEST_DUPLICATE) X(GENERATION_EXHAUSTED) X(UNEXPECTED_KIND) X(MALFORMED) X(INVALID_WEIGHTS)
+    X(REQUEST_DUPLICATE) X(GENERATION_EXHAUSTED) X(UNEXPECTED_KIND) X(MALFORMED) X(INVALID_WEIGHTS) X(REQUEST_MISMATCH)
 
 #define PP1Q_REASON_ENTRY(name) PP1Q_E_##name,
 enum pp1q_reason { PP1Q_OK = 0, PP1Q_REASONS(PP1Q_REASON_ENTRY) PP1Q_E_END };
@@ -116,6 +116,9 @@ size_t pp1q_allocate_scratch_bytes(size_t n);
 int pp1q_block_sums(const double *weights, size_t n, double *out);
 double pp1q_tree_sum(double *sums, size_t n); /* destroys sums; 0.0 for n = 0 */
 int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch);
+/* The second half of pp1q_allocate: weights known good, total >= each of them. A total that is not theirs is refused as
+ * inconsistent. No bracket of the floating-point mode. */
+int pp1q_allocate_over(const double *weights, size_t n, double total, uint32_t *counts, void *scratch);
 size_t pp1q_top_k_scratch_bytes(size_t n, size_t k);
 int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch); /* or minus a reason */
 

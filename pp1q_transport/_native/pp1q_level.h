@@ -126,8 +126,9 @@ static int level_q_sum(const uint8_t *q, size_t n, uint64_t *sum)
             vf32 value = load_f32(q + 4 * (i + (size_t)k * LANES32));
             vf32 raised = value + half;
             changed[k & 1] |= (vu32)(raised - half) ^ (vu32)value;
-            binade[k & 1] |= (vu32)raised ^ HALF_BITS;
-            counts[k] += (vu32)raised - HALF_BITS;
+            vu32 count = (vu32)raised - HALF_BITS; /* below 2^23 exactly when the sum stayed in the binade */
+            binade[k & 1] |= count;
+            counts[k] += count;
         }
     }
     for (; i < n; i++) {
@@ -169,7 +170,6 @@ static int level_q_counts(const uint8_t *q, size_t n, uint32_t *counts)
 static int level_count_sum(const uint32_t *counts, size_t n, uint64_t *sum)
 {
     vu32 chains[4] = {{0}}, seen = {0};
-    uint32_t tail_seen = 0;
     uint64_t tail_sum = 0;
     size_t i = 0;
     for (; i + 4 * LANES32 <= n; i += 4 * LANES32) {
@@ -180,13 +180,11 @@ static int level_count_sum(const uint32_t *counts, size_t n, uint64_t *sum)
             seen |= value;
         }
     }
-    for (; i < n; i++) {
+    for (; i < n; i++)
         tail_sum += counts[i];
-        tail_seen |= counts[i];
-    }
     /* A chain holds at most 64 values; each below 2^25 (else the sum is void), so no lane wraps. */
     *sum = sum32(chains[0]) + sum32(chains[1]) + sum32(chains[2]) + sum32(chains[3]) + tail_sum;
-    return (any64((vu64)(seen & 0xFE000000u)) | (tail_seen & 0xFE000000u)) != 0;
+    return any64((vu64)(seen & 0xFE000000u)) != 0;
 }
 
 static int level_counts_q(const uint32_t *counts, size_t n, uint8_t *q)

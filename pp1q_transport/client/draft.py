@@ -16,7 +16,7 @@ from .._native import kernels
 from ..engine import Engine, EngineConfig, Phase
 from ..errors import InvalidQ, LocalMisuse, Reason
 from ..session.leader import DRAFTING, SENT, Grant, LeaderSession
-from ..session.requests import RequestTable
+from ..session.requests import Request, RequestTable
 from ..staging import Region, SlotViews
 from . import rows
 from .endpoint import Endpoint, same_slots
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Step:
     """One STEP at the draft: put a row for each position in order, each conditioned on the tokens drawn before it."""
 
-    def __init__(self, leader: Leader, grant: Grant, tokens: npt.NDArray[np.int32]) -> None:
+    def __init__(self, leader: Leader, grant: Grant, request: Request) -> None:
         self._leader = leader
         self._grant = grant
         self.slot = grant.slot
@@ -48,8 +48,18 @@ class Step:
         self.budget_us = grant.budget_us
         self.trace_id = grant.trace_id
         self.seed = grant.seed
-        self.tokens = tokens
+        self._request = request
         self.received_ns = grant.received_ns
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """int32 [anchor + 1]: a copy of all committed tokens, prompt included."""
+        return self.tail(self.anchor + 1)
+
+    def tail(self, count: int) -> npt.NDArray[np.int32]:
+        """int32 [<= count]: a copy of the last committed tokens before the first drafted position."""
+        end = self.anchor + 1
+        return np.array(self._request.tokens[max(0, end - count) : end], np.int32)
 
     @property
     def positions(self) -> range:
@@ -118,10 +128,11 @@ class Leader(Endpoint):
     def _on_down(self, reason: Reason) -> None:
         session = self.session
         assert session is not None
-        session.lost()
         self._steps.clear()
         self._dispatch(session)
-        for request in self.requests.requests:
+        live = list(self.requests.requests)
+        session.lost()
+        for request in live:
             for callback in self._on_reset:
                 callback(request, reason)
         self.session = None
@@ -159,7 +170,7 @@ class Leader(Endpoint):
             # A grant is its slot's: it is queued once for each generation, and only the last of them lives.
             if self.drafting(grant) and request is not None and self._handed.get(grant.slot) != grant.generation:
                 self._handed[grant.slot] = grant.generation
-                return Step(self, grant, np.frombuffer(request.tokens.tobytes(), np.int32))
+                return Step(self, grant, request)
         return None
 
     def serve(self, timeout_ns: int) -> None:

@@ -242,6 +242,7 @@ class Receiver(Endpoint):
             raise LocalMisuse("request ID and seed must be u64")
         if not 0 <= max_position <= wire.U32_MAX or not 0 <= generation <= wire.U32_MAX:
             raise LocalMisuse("max_position and generation must be u32")
+        generation = max(generation, self.requests.fresh_generation(request))
         opened = Request(request, seed, self._int32(tokens), max_position, generation)
         most = self._terms_of("max_context_tokens")
         if len(opened.tokens) > most:
@@ -378,7 +379,7 @@ class Receiver(Endpoint):
             self._table.release(slot, generation, 0, 0)
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
-        """Commits tokens that `check_tokens` passed; without a session they are kept and travel with the next OPEN."""
+        """Commits tokens; without a session they are kept and travel with the next OPEN."""
         if self.session is None:
             request.extend(tokens)
             request.in_flight = False

@@ -241,8 +241,8 @@ class ReceiverSession(FrameSink):
         for slot in self.table.slots:
             if slot.state in (st.GRANTED, st.LANDING):
                 self.discard(slot, reason.code)
-        for index in self.fences:
-            self.fenced(index, False)
+        for slot in self.table.slots:
+            self.fenced(slot.index, False)
         self.fences.clear()
         for request in self.requests.requests.values():
             request.in_flight = False
@@ -261,6 +261,13 @@ class ReceiverSession(FrameSink):
         self.news.append(("discarded", reason, slot.index, slot.generation))
         self.fences.append(slot.index)
         self.settled.append(slot)
+        try:
+            self._tell_reset(slot, code)
+        except PeerFault as fault:  # a full outbox or the last generation: the session ends, but every slot is settled
+            self.broken = fault.reason.code
+        self._bound_quarantine()
+
+    def _tell_reset(self, slot: Slot, code: int) -> None:
         request = self.requests.get(slot.request)
         if request is not None and request.generation == slot.request_generation:
             request.discard()
@@ -273,7 +280,6 @@ class ReceiverSession(FrameSink):
         h.subject = wire.STEP
         h.status = code
         self.outbox.frame(h, None, 0, 0, NO_KEY)
-        self._bound_quarantine()
 
     def _bound_quarantine(self) -> None:
         if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():
@@ -435,7 +441,8 @@ class ReceiverSession(FrameSink):
         wire._put32(self.memory, slot.meta_at + self._row * 4, header.token & 0xFFFFFFFF)
         wire._put32(self.memory, slot.meta_at + (slot.depth + self._row) * 4, header.entry_count)
         wire.put_digest_entry(slot.digests, self._row, header.position, header.payload_length, header.payload_digest)
-        slot.rows_done |= 1 << self._row
+        bit = 1  # a 64-bit local in the compiled build: a C int would overflow at row 31
+        slot.rows_done |= bit << self._row
         slot.reply_bytes += header.payload_length
         self.rows += 1
 
@@ -459,7 +466,9 @@ class ReceiverSession(FrameSink):
             return _POSITION_BOUNDS
         if header.status != 0:
             return header.status if header.status <= len(Reason) else _INCOMPLETE
-        if slot.rows_done != (1 << slot.depth) - 1 or header.positions != slot.depth:
+        full = 1  # a 64-bit local in the compiled build, as in _finish_row
+        full = (full << slot.depth) - 1
+        if slot.rows_done != full or header.positions != slot.depth:
             return _INCOMPLETE
         if header.reply_size != slot.reply_bytes:
             return _REPLY_SIZE

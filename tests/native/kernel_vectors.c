@@ -19,7 +19,7 @@
 
 #define KERNELS(X)                                                                                                   \
     X(hash64) X(hash128) X(prefix) X(dense) X(cursor) X(sparse) X(draw_counts) X(draw_q) X(counts_to_q)              \
-    X(q_to_counts) X(allocate) X(tree) X(top_k) X(philox) X(draw_words)
+    X(q_to_counts) X(allocate) X(inconsistent) X(tree) X(top_k) X(philox) X(draw_words)
 
 struct record {
     uint64_t params[16];
@@ -141,6 +141,21 @@ static int run_allocate(const struct record *r)
     void *scratch = obtain(pp1q_allocate_scratch_bytes(n));
     int good = pp1q_allocate((const double *)r->blob[0], n, counts, scratch) == (int)r->params[0] &&
                memcmp(counts, r->blob[1], r->bytes[1]) == 0;
+    free(counts);
+    free(scratch);
+    return good;
+}
+
+/* params: reason, bits of a total that is not the tree's */
+static int run_inconsistent(const struct record *r)
+{
+    size_t n = r->bytes[0] / 8;
+    uint32_t *counts = obtain(n * 4);
+    void *scratch = obtain(pp1q_allocate_scratch_bytes(n));
+    double total;
+    int good;
+    memcpy(&total, &r->params[1], 8);
+    good = pp1q_allocate_over((const double *)r->blob[0], n, total, counts, scratch) == (int)r->params[0];
     free(counts);
     free(scratch);
     return good;

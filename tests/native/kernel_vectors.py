@@ -10,10 +10,11 @@ from pathlib import Path
 import kernel_cases as cases
 
 from pp1q_transport._native import oracle
+from pp1q_transport.errors import Reason
 
 KERNELS = (
     "hash64", "hash128", "prefix", "dense", "cursor", "sparse", "draw_counts", "draw_q", "counts_to_q",
-    "q_to_counts", "allocate", "tree", "top_k", "philox", "draw_words",
+    "q_to_counts", "allocate", "inconsistent", "tree", "top_k", "philox", "draw_words",
 )  # fmt: skip
 U64 = (1 << 64) - 1
 SEEDS = (0, 1, U64, 0x9E3779B97F4A7C15)
@@ -84,6 +85,8 @@ def count_records(rng: random.Random) -> Iterator[bytes]:
             yield record("draw_q", [u24, index], q)
     wide = [2**32 - 1] * 2000
     yield record("draw_counts", [2**32 - 1, oracle.draw(wide, 2**32 - 1)], u32s(wide))
+    wraps = [2**31] * 2048  # every lane of a block sums to 0 modulo 2^32
+    yield record("draw_counts", [5, oracle.draw(wraps, 5)], u32s(wraps))
 
 
 def weight_records() -> Iterator[bytes]:
@@ -97,6 +100,20 @@ def weight_records() -> Iterator[bytes]:
             code, ids = oracle.top_k(values, k)
             if values:
                 yield record("top_k", [k, -code if code else len(ids)], f64s(values), i32s(ids))
+
+
+def inconsistent_records() -> Iterator[bytes]:
+    """Totals that are not the weights' own: floors beyond M, or more tickets than positive weights."""
+    for weights, factor in (
+        ([1.0] * 3 + [0.0] * 5, 1 + 5 / oracle.MASS),  # more tickets than positive weights, fewer than tokens
+        ([1.0] * 3 + [0.0] * 50, 1 + 5 / oracle.MASS),
+        ([1.0] * 8, 1 + 20 / oracle.MASS),  # more tickets than tokens
+        ([1.0] * 8, 1 - 20 / oracle.MASS),
+        ([1.0] * 100, 0.5),
+        ([1.0] * 100, 2.0),
+    ):
+        bits = struct.unpack("<Q", struct.pack("<d", sum(weights) * factor))[0]
+        yield record("inconsistent", [Reason.INVALID_WEIGHTS.code, bits], f64s(weights))
 
 
 def random_records(rng: random.Random) -> Iterator[bytes]:
@@ -115,6 +132,7 @@ def write(path: Path) -> dict[str, int]:
         *row_records(rng),
         *count_records(rng),
         *weight_records(),
+        *inconsistent_records(),
         *random_records(rng),
     ]
     path.write_bytes(b"PP1QVEC1" + struct.pack("<Q", len(records)) + b"".join(records))
