@@ -6,6 +6,7 @@ both ways), the .pxd only adds C types. No machine-specific flags; kernels choos
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -51,4 +52,7 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=cythonize(extensions(), build_dir="build/cython", compiler_directives=DIRECTIVES))
+setup(
+    ext_modules=cythonize(extensions(), build_dir="build/cython", compiler_directives=DIRECTIVES),
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)

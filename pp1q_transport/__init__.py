@@ -1,1 +1,53 @@
-"""The transport of an exact proposal distribution q from a draft model to its verifier."""
+"""The transport of an exact proposal distribution q from a draft model to its verifier.
+
+`open_leader` and `open_receiver` are what processes call; they are loaded on first use, so that importing a part (`dyadic`, `rng`,
+`errors`) costs only that part.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Leader, Proposal, Receiver, Step, Ticket, open_leader, open_receiver
+    from .errors import InvalidQ, LocalMisuse, PeerFault, ProposalDiscarded, Reason, Refused
+
+_HOMES = {
+    "Leader": "client",
+    "Proposal": "client",
+    "Receiver": "client",
+    "Step": "client",
+    "Ticket": "client",
+    "open_leader": "client",
+    "open_receiver": "client",
+    "InvalidQ": "errors",
+    "LocalMisuse": "errors",
+    "PeerFault": "errors",
+    "ProposalDiscarded": "errors",
+    "Reason": "errors",
+    "Refused": "errors",
+}
+
+__all__ = [
+    "InvalidQ",
+    "Leader",
+    "LocalMisuse",
+    "PeerFault",
+    "Proposal",
+    "ProposalDiscarded",
+    "Reason",
+    "Receiver",
+    "Refused",
+    "Step",
+    "Ticket",
+    "open_leader",
+    "open_receiver",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

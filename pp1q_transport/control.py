@@ -125,7 +125,12 @@ class _Plane:
         if any(_readable(socket) for socket in self._sockets):
             os.eventfd_write(self._wake, 1)
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise LocalMisuse("this control socket is closed")
+
     def _settle(self) -> None:
+        self._check_open()
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
@@ -140,8 +145,7 @@ class _Plane:
         return events
 
     def _send(self, frames: tuple[bytes, ...]) -> bool:
-        if self.closed:
-            raise LocalMisuse("this control socket is closed")
+        self._check_open()
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError as fault:
@@ -193,8 +197,8 @@ class ControlListener(_Plane):
         self._allow = None if keys is None else keys.allow
         self._connections = Connections(self.counters)
         self._gone: list[bytes] = []
-        # Without a handler libzmq would let any CURVE client in; with a domain set it lets in nobody instead. A domain
-        # under NULL makes it ask us too, and refuse ZMTP 1, which any bytes would pass for.
+        # Without a handler libzmq lets any CURVE client in, unless a domain is set *and* enforced: then nobody. Under
+        # NULL a domain makes it ask us too, and refuse ZMTP 1, which any bytes would pass for.
         self._zap = self._context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(_ZAP_ENDPOINT)
@@ -202,6 +206,7 @@ class ControlListener(_Plane):
         self._epoll.register(int(self._zap.getsockopt(zmq.FD)), select.EPOLLIN)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         try:
@@ -332,6 +337,7 @@ class ControlConnector(_Plane):
         if peer != PEER:
             raise LocalMisuse("a connector has one peer, PEER")
         data = encode_message(message, self._limit)
+        self._check_open()
         self._watch()
         if self._fault is not None:
             self.counters.add("control_send_failed")

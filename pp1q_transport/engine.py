@@ -165,21 +165,30 @@ class Engine:
         """The control endpoint in use; a listener's actual port where port 0 was asked for."""
         return self._control.endpoint
 
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has ended for good."""
+        return self.phase is Phase.CLOSED
+
     # ---- the loop -----------------------------------------------------------------------------------------------
 
     def poll(self) -> int:
         """One pass without sleeping: link, budget, control. Returns how many bytes the link moved."""
+        if self.closed:
+            return 0
         now_ns = monotonic_ns()
         moved = 0
         if self.link is not None:
             moved = self._pump(now_ns)
-        if now_ns >= self._control_ns:
+        if now_ns >= self._control_ns and not self.closed:
             self._control_ns = now_ns + (CONTROL_EVERY_NS if self.phase is Phase.UP else 1_000_000)
             self._poll_control(now_ns)
         return moved
 
     def wait(self, timeout_ns: int = BLOCK_AT_MOST_NS) -> None:
         """Idles until something may have happened, by the configured strategy, for at most `timeout_ns`."""
+        if self.phase is Phase.CLOSED:
+            return
         if self.link is None:
             self._wait_unlinked(min(timeout_ns, 5_000_000))
             return

@@ -61,8 +61,8 @@ def is_key(text: str) -> bool:
 
 
 def new_pair() -> KeyPair:
-    """A fresh pair whose public key starts with a letter or digit, so that nothing takes it for an option or a comment
-    (this costs half a bit of the 256)."""
+    """A fresh pair whose public key starts with a letter or digit, so that no command takes it for an option (at a cost of
+    half a bit of 256)."""
     while True:
         public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
         if public[0].isalnum():
@@ -148,8 +148,8 @@ def load_public(path: str | Path) -> str:
 
 
 def parse_allow_list(text: str, source: str = "allow-list") -> dict[str, str]:
-    """Public key -> its comment, in order. One key a line, then optionally white space and `# comment`; a line that is
-    no key and starts with `#` is a comment (Z85 has `#` too, so a key is looked for first). Raises `ConfigError`."""
+    """Public key -> its comment, in order. One key a line, then optionally white space and `# comment`; a line that
+    starts with `#` is a comment (Z85 has `#` too, but no key can start with it). Raises `ConfigError`."""
     allowed: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         key, rest = (*line.split(None, 1), "", "")[:2]

@@ -432,7 +432,7 @@ def run(tokens: list[int], rows: list[QRow], weights: NDArray[np.uint64] = TWO, 
         (lambda: run([-1], [EVEN]), "vocabulary"),
         (lambda: run([1], [dense([0, MASS, 0])]), "entries"),
         (lambda: run([1], [QRow(EVEN.values[:1], IDS)]), "values"),
-        (lambda: run([1], [EVEN], total=3), "do not sum"),
+        (lambda: run([1], [EVEN], u64s([2, 0]), 3), "do not sum"),  # refused at the row that rejects, too
         (lambda: target_only(u64s([0, 0]), 1, 1, 1, 1), "outside"),
         (lambda: target_only(u64s([MAX_TOTAL, 1]), 1, 1, 1, 1), "outside"),
         (lambda: EVEN.count_of(2), "outside"),

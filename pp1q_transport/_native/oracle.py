@@ -67,10 +67,10 @@ def count_of(raw: bytes) -> int:
         raise Failure(Reason.NONFINITE)
     if math.copysign(1.0, value) < 0:
         raise Failure(Reason.NEGATIVE)
-    count = Fraction(value) * MASS
-    if count.denominator != 1 or count > MASS:
+    scaled = value * MASS  # exact: an FP32 times a power of two, in FP64
+    if not scaled.is_integer() or scaled > MASS:
         raise Failure(Reason.NONDYADIC)
-    return int(count)
+    return int(scaled)
 
 
 def values_of(row: bytes, n: int) -> list[bytes]:
@@ -149,7 +149,7 @@ def validate_sparse_row(
 
 
 def counts_to_q(counts: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(counts)}f", *(Fraction(count, MASS) for count in counts))
+    return struct.pack(f"<{len(counts)}f", *(count / MASS for count in counts))
 
 
 def q_to_counts(row: bytes, n: int) -> tuple[int, list[int]]:

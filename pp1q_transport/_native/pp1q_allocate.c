@@ -70,7 +70,6 @@ static uint64_t select_largest(uint64_t *keys, size_t n, size_t want, size_t *ti
 struct scratch {
     double *sums;
     uint64_t *keys, *work;
-    uint32_t (*histogram)[PP1Q_BUCKETS];
     uint32_t *ids;
     uint16_t *buckets;
 };
@@ -78,6 +77,11 @@ struct scratch {
 static size_t padded(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;
+}
+
+static unsigned char *aligned(void *scratch)
+{
+    return (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
 }
 
 static size_t carve(struct scratch *parts, unsigned char *base, size_t n)
@@ -89,12 +93,10 @@ static size_t carve(struct scratch *parts, unsigned char *base, size_t n)
     used += padded(n * sizeof(uint64_t));
     parts->work = (uint64_t *)(base + used);
     used += padded(n * sizeof(uint64_t));
-    parts->histogram = (uint32_t(*)[PP1Q_BUCKETS])(base + used);
-    used += padded(4 * sizeof *parts->histogram);
     parts->ids = (uint32_t *)(base + used);
     used += padded(n * sizeof(uint32_t));
     parts->buckets = (uint16_t *)(base + used);
-    used += padded(n * sizeof(uint16_t));
+    used += padded((n + PP1Q_TREE) * sizeof(uint16_t));
     return used;
 }
 
@@ -111,40 +113,54 @@ static double remainder_of(double weight, double total)
     return scaled - (double)(int32_t)scaled;
 }
 
+/* Floors into counts, buckets of remainders into parts->buckets (zero-filled to whole tree blocks). */
 static uint64_t floor_pass(const double *weights, size_t n, double total, uint32_t *counts, struct scratch *parts)
 {
     size_t whole = n / PP1Q_TREE * PP1Q_TREE, rest = n - whole;
-    uint64_t sum;
-    memset(parts->histogram, 0, 4 * sizeof *parts->histogram);
-    sum = pp1q_ops->floors(weights, whole, total, counts, parts->buckets, parts->histogram);
-    for (size_t i = whole; i < whole + rest; i++) {
-        double scaled = weights[i] * (double)PP1Q_MASS / total;
-        counts[i] = (uint32_t)(int32_t)scaled;
-        sum += counts[i];
-        parts->buckets[i] = (uint16_t)(int32_t)((scaled - (double)counts[i]) * (double)PP1Q_BUCKETS);
-        parts->histogram[0][parts->buckets[i]]++;
+    uint64_t sum = pp1q_ops->floors(weights, whole, total, counts, parts->buckets);
+    if (rest > 0) {
+        double last[PP1Q_TREE] = {0};
+        uint32_t last_counts[PP1Q_TREE];
+        memcpy(last, weights + whole, rest * sizeof *weights);
+        sum += pp1q_ops->floors(last, PP1Q_TREE, total, last_counts, parts->buckets + whole);
+        memcpy(counts + whole, last_counts, rest * sizeof *counts);
     }
     return sum;
+}
+
+/* The highest bucket at or above which at least `remaining` remainders lie; *above gets how many lie above it. A search
+ * in quarters: its five vector passes over the buckets cost less than half of what a histogram does. */
+static uint16_t find_edge(const uint16_t *buckets, size_t n, size_t remaining, size_t *above)
+{
+    uint16_t low = 0, high = PP1Q_BUCKETS;
+    *above = 0;
+    while (high - low > 1) {
+        uint16_t step = (uint16_t)((high - low + 3) / 4), edges[3];
+        size_t found[3];
+        for (int e = 0; e < 3; e++)
+            edges[e] = (uint16_t)(low + (e + 1) * step < high ? low + (e + 1) * step : high - 1);
+        pp1q_ops->at_or_above(buckets, (n + PP1Q_TREE - 1) / PP1Q_TREE * PP1Q_TREE, edges, found);
+        for (int e = 2; e >= 0; e--) {
+            if (found[e] >= remaining) {
+                low = edges[e];
+                break;
+            }
+            high = edges[e];
+            *above = found[e];
+        }
+    }
+    return low;
 }
 
 /* Gives one ticket to each of the `remaining` largest remainders of positive weights, ties to the lowest ID. */
 static int hand_out(const double *weights, size_t n, double total, uint32_t *counts, size_t remaining,
                     struct scratch *parts)
 {
-    size_t found, eligible = 0, ties;
-    int64_t edge = PP1Q_BUCKETS - 1;
+    size_t found, above, eligible = 0, ties;
+    uint16_t edge = find_edge(parts->buckets, n, remaining, &above);
     uint64_t threshold;
-    for (; edge >= 0; edge--) {
-        size_t here = 0;
-        for (int k = 0; k < 4; k++)
-            here += parts->histogram[k][edge];
-        if (here >= remaining)
-            break;
-        remaining -= here;
-    }
-    if (edge < 0)
-        return PP1Q_E_INVALID_WEIGHTS; /* more tickets than tokens */
-    found = pp1q_ops->tickets(counts, parts->buckets, n, (uint16_t)edge, parts->ids);
+    remaining -= above;
+    found = pp1q_ops->tickets(counts, parts->buckets, n, edge, parts->ids);
     for (size_t i = 0; i < found; i++) {
         uint32_t id = parts->ids[i];
         if (bits_of(weights[id]) == 0)
@@ -168,43 +184,59 @@ static int hand_out(const double *weights, size_t n, double total, uint32_t *cou
     return PP1Q_OK;
 }
 
-static int allocate(const double *weights, size_t n, uint32_t *counts, struct scratch *parts)
+int pp1q_allocate_over(const double *weights, size_t n, double total, uint32_t *counts, void *scratch)
 {
-    double total, largest = 0.0;
-    uint64_t sum = 0, mass = 0;
-    int reason = pp1q_block_sums(weights, n, parts->sums);
-    if (reason)
-        return reason;
-    total = pp1q_tree_sum(parts->sums, (n + PP1Q_TREE - 1) / PP1Q_TREE);
-    if (bits_of(total) == 0 || bits_of(total) >= UINT64_C(0x7FF) << 52)
-        return PP1Q_E_INVALID_WEIGHTS;
-    if (bits_of(total * (double)PP1Q_MASS) >= UINT64_C(0x7FF) << 52) { /* then w*M could overflow as well */
-        for (size_t i = 0; i < n; i++)
-            largest = weights[i] > largest ? weights[i] : largest;
-        if (bits_of(largest * (double)PP1Q_MASS) >= UINT64_C(0x7FF) << 52)
-            return PP1Q_E_INVALID_WEIGHTS;
-    }
-    sum = floor_pass(weights, n, total, counts, parts);
+    struct scratch parts;
+    uint64_t sum, mass = 0;
+    (void)carve(&parts, aligned(scratch), n);
+    sum = floor_pass(weights, n, total, counts, &parts);
+    /* With the tree's own total the floors never pass M, and never fall short of it by more than there are positive
+     * remainders, for any n below 2^29; that is checked and refused all the same, never clipped. */
     if (sum > PP1Q_MASS)
         return PP1Q_E_INVALID_WEIGHTS;
     if (sum < PP1Q_MASS) {
-        reason = hand_out(weights, n, total, counts, PP1Q_MASS - (size_t)sum, parts);
+        int reason = hand_out(weights, n, total, counts, PP1Q_MASS - (size_t)sum, &parts);
         if (reason)
             return reason;
     }
-    for (size_t i = 0; i < n; i++)
-        mass += counts[i];
+    for (size_t i = 0; i < n; i += PP1Q_BLOCK) {
+        if (pp1q_ops->count_sum(counts + i, n - i < PP1Q_BLOCK ? n - i : PP1Q_BLOCK, &sum) != 0)
+            return PP1Q_E_MASS;
+        mass += sum;
+    }
     return mass == PP1Q_MASS ? PP1Q_OK : PP1Q_E_MASS;
+}
+
+static int is_infinite(double value)
+{
+    return bits_of(value) >= UINT64_C(0x7FF) << 52;
+}
+
+static int allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
+{
+    struct scratch parts;
+    double total, largest = 0.0;
+    int reason;
+    (void)carve(&parts, aligned(scratch), n);
+    reason = pp1q_block_sums(weights, n, parts.sums);
+    if (reason)
+        return reason;
+    total = pp1q_tree_sum(parts.sums, (n + PP1Q_TREE - 1) / PP1Q_TREE);
+    if (total == 0.0 || is_infinite(total))
+        return PP1Q_E_INVALID_WEIGHTS;
+    if (is_infinite(total * (double)PP1Q_MASS)) { /* then a w*M could overflow as well */
+        for (size_t i = 0; i < n; i++)
+            largest = weights[i] > largest ? weights[i] : largest;
+        if (is_infinite(largest * (double)PP1Q_MASS))
+            return PP1Q_E_INVALID_WEIGHTS;
+    }
+    return pp1q_allocate_over(weights, n, total, counts, scratch);
 }
 
 int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
 {
-    struct scratch parts;
-    unsigned char *base = (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
     uint64_t saved = pp1q_fp_enter();
-    int reason;
-    (void)carve(&parts, base, n);
-    reason = allocate(weights, n, counts, &parts);
+    int reason = allocate(weights, n, counts, scratch);
     pp1q_fp_leave(saved);
     return reason;
 }
@@ -266,7 +298,7 @@ static void offer(struct candidates *c, const double *weights, size_t from, size
 
 int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch)
 {
-    unsigned char *base = (unsigned char *)(((uintptr_t)scratch + 63) / 64 * 64);
+    unsigned char *base = aligned(scratch);
     size_t capacity = top_k_capacity(n, k), part = padded(capacity * sizeof(uint64_t));
     size_t whole = n / PP1Q_TREE * PP1Q_TREE;
     uint64_t saved = pp1q_fp_enter();

@@ -58,8 +58,9 @@ struct pp1q_ops {
     /* Sums of whole tree blocks (n a multiple of PP1Q_TREE); non-zero if a weight is NaN, infinite or has its sign set. */
     int (*block_sums)(const double *weights, size_t n, double *out);
     /* Floors of w*M/total and the bucket of each remainder (n a multiple of PP1Q_TREE); returns the sum of the floors. */
-    uint64_t (*floors)(const double *weights, size_t n, double total, uint32_t *counts, uint16_t *buckets,
-                       uint32_t (*histogram)[PP1Q_BUCKETS]);
+    uint64_t (*floors)(const double *weights, size_t n, double total, uint32_t *counts, uint16_t *buckets);
+    /* How many of n buckets (a multiple of PP1Q_TREE) are at or above each of three edges (>= 1). */
+    void (*at_or_above)(const uint16_t *buckets, size_t n, const uint16_t edges[3], size_t out[3]);
     /* counts += 1 where bucket > edge; writes the indexes of bucket == edge to ids, returns how many. */
     size_t (*tickets)(uint32_t *counts, const uint16_t *buckets, size_t n, uint16_t edge, uint32_t *ids);
     /* Start of the next whole tree block at or after `from` with a weight > floor (end if none); *bad as block_sums. */
@@ -115,6 +116,9 @@ size_t pp1q_allocate_scratch_bytes(size_t n);
 int pp1q_block_sums(const double *weights, size_t n, double *out);
 double pp1q_tree_sum(double *sums, size_t n); /* destroys sums; 0.0 for n = 0 */
 int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch);
+/* The second half of pp1q_allocate: weights known good, total >= each of them. A total that is not theirs is refused as
+ * inconsistent. No bracket of the floating-point mode. */
+int pp1q_allocate_over(const double *weights, size_t n, double total, uint32_t *counts, void *scratch);
 size_t pp1q_top_k_scratch_bytes(size_t n, size_t k);
 int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch); /* or minus a reason */
 

@@ -9,14 +9,18 @@
 
 #include "pp1q_kernels.h"
 
+#define LANES16 (VECTOR_BYTES / 2)
 #define LANES32 (VECTOR_BYTES / 4)
 #define LANES64 (VECTOR_BYTES / 8)
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 typedef uint32_t vu32 __attribute__((vector_size(VECTOR_BYTES)));
+typedef int16_t vi16 __attribute__((vector_size(VECTOR_BYTES)));
 typedef float vf32 __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint64_t vu64 __attribute__((vector_size(VECTOR_BYTES)));
 typedef double vf64 __attribute__((vector_size(VECTOR_BYTES)));
+typedef double half __attribute__((vector_size(32)));
+typedef double quarter __attribute__((vector_size(16)));
 
 _Static_assert(sizeof(XXH3_state_t) <= PP1Q_HASH_STATE_BYTES, "the streaming state must fit its reserve");
 
@@ -165,7 +169,6 @@ static int level_q_counts(const uint8_t *q, size_t n, uint32_t *counts)
 static int level_count_sum(const uint32_t *counts, size_t n, uint64_t *sum)
 {
     vu32 chains[4] = {{0}}, seen = {0};
-    uint32_t tail_seen = 0;
     uint64_t tail_sum = 0;
     size_t i = 0;
     for (; i + 4 * LANES32 <= n; i += 4 * LANES32) {
@@ -176,13 +179,11 @@ static int level_count_sum(const uint32_t *counts, size_t n, uint64_t *sum)
             seen |= value;
         }
     }
-    for (; i < n; i++) {
+    for (; i < n; i++)
         tail_sum += counts[i];
-        tail_seen |= counts[i];
-    }
     /* A chain holds at most 64 values; each below 2^25 (else the sum is void), so no lane wraps. */
     *sum = sum32(chains[0]) + sum32(chains[1]) + sum32(chains[2]) + sum32(chains[3]) + tail_sum;
-    return (any64((vu64)(seen & 0xFE000000u)) | (tail_seen & 0xFE000000u)) != 0;
+    return any64((vu64)(seen & 0xFE000000u)) != 0;
 }
 
 static int level_counts_q(const uint32_t *counts, size_t n, uint8_t *q)
@@ -200,12 +201,34 @@ static int level_counts_q(const uint32_t *counts, size_t n, uint8_t *q)
 /* Bit 63 of the result is set iff the double is infinite, NaN or has its sign set. */
 #define UNUSABLE(bits) ((bits) | ((bits) + (UINT64_C(1) << 52)))
 
+/* The last halvings of a tree block, within one vector: lanes i and i+4, i and i+2, i and i+1. */
+ALWAYS_INLINE double halve(vf64 lanes)
+{
+#if VECTOR_BYTES == 16
+    return lanes[0] + lanes[1];
+#else
+    quarter low, high;
+#if VECTOR_BYTES == 64
+    half lower, upper;
+    memcpy(&lower, &lanes, 32);
+    memcpy(&upper, (const char *)&lanes + 32, 32);
+    lower += upper;
+    memcpy(&low, &lower, 16);
+    memcpy(&high, (const char *)&lower + 16, 16);
+#else
+    memcpy(&low, &lanes, 16);
+    memcpy(&high, (const char *)&lanes + 16, 16);
+#endif
+    low += high;
+    return low[0] + low[1];
+#endif
+}
+
 static int level_block_sums(const double *weights, size_t n, double *out)
 {
     vu64 seen = {0};
     for (size_t i = 0; i < n; i += PP1Q_TREE) {
         vf64 part[16 / LANES64];
-        double rest[LANES64];
 #pragma GCC unroll 8
         for (size_t k = 0; k < 16 / LANES64; k++) {
             vf64 low = load_f64(weights + i + k * LANES64);
@@ -218,19 +241,12 @@ static int level_block_sums(const double *weights, size_t n, double *out)
 #pragma GCC unroll 4
             for (size_t k = 0; k < half; k++)
                 part[k] += part[k + half];
-        memcpy(rest, &part[0], sizeof rest);
-#pragma GCC unroll 4
-        for (size_t half = LANES64 / 2; half > 0; half /= 2)
-#pragma GCC unroll 4
-            for (size_t k = 0; k < half; k++)
-                rest[k] += rest[k + half];
-        out[i / PP1Q_TREE] = rest[0];
+        out[i / PP1Q_TREE] = halve(part[0]);
     }
     return (any64(seen) >> 63) != 0;
 }
 
-static uint64_t level_floors(const double *weights, size_t n, double total, uint32_t *counts, uint16_t *buckets,
-                             uint32_t (*histogram)[PP1Q_BUCKETS])
+static uint64_t level_floors(const double *weights, size_t n, double total, uint32_t *counts, uint16_t *buckets)
 {
     uint64_t sum = 0;
     for (size_t i = 0; i < n; i += PP1Q_TREE) {
@@ -246,15 +262,36 @@ static uint64_t level_floors(const double *weights, size_t n, double total, uint
         sum += part;
         for (size_t k = 0; k < PP1Q_TREE; k++)
             buckets[i + k] = (uint16_t)bucket[k];
-        /* Four histograms: neighbours often share a bucket, and an increment must not wait for the one before. */
-        for (size_t k = 0; k < PP1Q_TREE; k += 4) {
-            histogram[0][bucket[k]]++;
-            histogram[1][bucket[k + 1]]++;
-            histogram[2][bucket[k + 2]]++;
-            histogram[3][bucket[k + 3]]++;
-        }
     }
     return sum;
+}
+
+/* Sum of all 16-bit lanes. */
+ALWAYS_INLINE uint64_t sum16(vi16 lanes)
+{
+    return sum32(((vu32)lanes & 0xFFFFu) + ((vu32)lanes >> 16));
+}
+
+static void level_at_or_above(const uint16_t *buckets, size_t n, const uint16_t edges[3], size_t out[3])
+{
+    const size_t stretch = 4096 * LANES16; /* a lane counts to 4096 at most, then is added up */
+    vi16 below[3];
+    for (int e = 0; e < 3; e++) {
+        below[e] = (vi16){0} + (int16_t)(edges[e] - 1);
+        out[e] = 0;
+    }
+    for (size_t from = 0; from < n; from += stretch) {
+        size_t end = n - from < stretch ? n : from + stretch;
+        vi16 found[3] = {{0}};
+        for (size_t i = from; i < end; i += LANES16) {
+            vi16 value;
+            memcpy(&value, buckets + i, sizeof value);
+            for (int e = 0; e < 3; e++)
+                found[e] -= value > below[e];
+        }
+        for (int e = 0; e < 3; e++)
+            out[e] += sum16(found[e]);
+    }
 }
 
 static size_t level_tickets(uint32_t *counts, const uint16_t *buckets, size_t n, uint16_t edge, uint32_t *ids)
@@ -316,6 +353,7 @@ const struct pp1q_ops PASTE(pp1q_ops_, LEVEL_NAME) = {
     .counts_q = level_counts_q,
     .block_sums = level_block_sums,
     .floors = level_floors,
+    .at_or_above = level_at_or_above,
     .tickets = level_tickets,
     .find_above = level_find_above,
 };

@@ -5,25 +5,62 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..engine import EngineConfig, Idle, new_boot_nonce
 from ..errors import ConfigError
 from ..session.negotiate import Role, make_hello
 from .draft import Leader, Step
 from .target import Proposal, Q, Receiver, Ticket
 
-
-def open_leader(config: EngineConfig) -> Leader:
-    """The draft side, embedded in this process. `config.hello` must be a leader's."""
-    if config.hello.role.value != "leader":
-        raise ConfigError("open_leader needs a leader's HELLO")
-    return Leader(config)
+if TYPE_CHECKING:
+    from ..keys import KeyConfig
 
 
-def open_receiver(config: EngineConfig) -> Receiver:
-    """The target side, embedded in this process. `config.hello` must be a receiver's."""
-    if config.hello.role.value != "receiver":
-        raise ConfigError("open_receiver needs a receiver's HELLO")
-    return Receiver(config)
+def configure(
+    role: Role,
+    *,
+    listen: str | None = None,
+    connect: str | None = None,
+    keys: KeyConfig | None = None,
+    idle: Idle | str = Idle.BLOCK,
+    wait_for_peer: bool = True,
+    **hello: object,
+) -> EngineConfig:
+    """The configuration of one side. `hello` are fields of HELLO (`vocab_size`, `depth`, `support`, `draft_identity`,
+    `target_identity`, `max_slots`...); both sides must state the same. Raises `ConfigError` naming what is unusable."""
+    try:
+        idle = Idle(idle)
+    except ValueError:
+        raise ConfigError(f"idle must be one of {', '.join(Idle)}, not {idle!r}") from None
+    return EngineConfig(
+        hello=make_hello(role, new_boot_nonce(), **hello),
+        listen=listen,
+        connect=connect,
+        keys=keys,
+        idle=idle,
+        wait_for_peer=wait_for_peer,
+    )
+
+
+def open_leader(config: EngineConfig | None = None, **options: Any) -> Leader:
+    """The draft side, embedded in this process: from a `config`, or from the options of `configure`."""
+    return Leader(_config(Role.LEADER, config, options))
+
+
+def open_receiver(config: EngineConfig | None = None, **options: Any) -> Receiver:
+    """The target side, embedded in this process: from a `config`, or from the options of `configure`."""
+    return Receiver(_config(Role.RECEIVER, config, options))
+
+
+def _config(role: Role, config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+    if config is None:
+        return configure(role, **options)
+    if options:
+        raise ConfigError(f"give a config or options, not both: {', '.join(options)}")
+    if config.hello.role is not role:
+        raise ConfigError(f"this needs a {role} HELLO, not a {config.hello.role}'s")
+    return config
 
 
 __all__ = [
@@ -36,6 +73,7 @@ __all__ = [
     "Role",
     "Step",
     "Ticket",
+    "configure",
     "make_hello",
     "new_boot_nonce",
     "open_leader",

@@ -43,6 +43,8 @@ class Endpoint:
             self.engine.poll()
             if self.up:
                 return
+            if self.engine.phase is Phase.CLOSED:
+                raise PeerFault(Reason.PEER_LOST, "the session is over and this endpoint is closed")
             if kernels.monotonic_ns() >= deadline_ns:
                 raise PeerFault(Reason.TIMEOUT, f"no peer within {timeout_s:g} s at {self.endpoint}")
             self.engine.wait()

@@ -215,7 +215,8 @@ class LeaderSession(FrameSink):
         if kind == 1 or kind == 6:  # OPEN, COMMIT
             if header.payload_length > self.terms.max_context_tokens * 4:
                 return -_LENGTH_BOUNDS
-            if header.token_count < 1 or header.payload_length != header.token_count * 4:
+            # Divided, not multiplied: a hostile token_count must not wrap to the right length.
+            if header.token_count < 1 or header.payload_length & 3 or header.payload_length >> 2 != header.token_count:
                 return -_LENGTH_BOUNDS
             landing.memory = self._tokens
             return 0

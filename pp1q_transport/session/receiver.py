@@ -435,7 +435,8 @@ class ReceiverSession(FrameSink):
         wire._put32(self.memory, slot.meta_at + self._row * 4, header.token & 0xFFFFFFFF)
         wire._put32(self.memory, slot.meta_at + (slot.depth + self._row) * 4, header.entry_count)
         wire.put_digest_entry(slot.digests, self._row, header.position, header.payload_length, header.payload_digest)
-        slot.rows_done |= 1 << self._row
+        bit = 1  # a 64-bit local in the compiled build: a C int would overflow at row 31
+        slot.rows_done |= bit << self._row
         slot.reply_bytes += header.payload_length
         self.rows += 1
 
@@ -459,7 +460,9 @@ class ReceiverSession(FrameSink):
             return _POSITION_BOUNDS
         if header.status != 0:
             return header.status if header.status <= len(Reason) else _INCOMPLETE
-        if slot.rows_done != (1 << slot.depth) - 1 or header.positions != slot.depth:
+        full = 1  # a 64-bit local in the compiled build, as in _finish_row
+        full = (full << slot.depth) - 1
+        if slot.rows_done != full or header.positions != slot.depth:
             return _INCOMPLETE
         if header.reply_size != slot.reply_bytes:
             return _REPLY_SIZE

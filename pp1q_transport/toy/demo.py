@@ -53,6 +53,11 @@ class DemoOptions:
         """A late proposal costs its budget, so runs that inject lateness have a shorter one."""
         return LATE_BUDGET_US if self.faults.late else BUDGET_US
 
+    @property
+    def survives_links(self) -> bool:
+        """Corrupt headers cost links, which then re-form; without them a lost link means a lost process."""
+        return self.faults.corrupt > 0
+
     def hello_options(self) -> dict[str, object]:
         """The HELLO of either side, as far as the demo decides it."""
         name = f"toy-{self.seed}-{self.vocab_size}"
@@ -117,7 +122,9 @@ def run_draft(options: DemoOptions, connect: str) -> None:
         return injector.attach(outbox)
 
     hello = make_hello(Role.LEADER, new_boot_nonce(), **options.hello_options())
-    config = EngineConfig(hello=hello, connect=connect, wrap_outbox=wrap if injector else None)
+    config = EngineConfig(
+        hello=hello, connect=connect, wrap_outbox=wrap if injector else None, wait_for_peer=options.survives_links
+    )
     draft = ToyDraft(options.seed, options.vocab_size)
     with open_leader(config) as leader:
         leader.wait_for_peer()
@@ -126,7 +133,7 @@ def run_draft(options: DemoOptions, connect: str) -> None:
             if not leader.up:
                 if reported:
                     return
-                leader.wait_for_peer(RECONNECT_S)
+                _re_form(leader)
             step = leader.next_step()
             if step is not None:
                 chain = step.tokens[-2:].tolist()
@@ -139,6 +146,16 @@ def run_draft(options: DemoOptions, connect: str) -> None:
                 leader.engine.inbox.clear()
                 _report_faults(leader, injector)
                 reported = True
+
+
+def _re_form(endpoint: Leader | Receiver) -> None:
+    """Waits for the next session; a peer that does not come back is lost."""
+    try:
+        endpoint.wait_for_peer(RECONNECT_S)
+    except PeerFault as fault:
+        if fault.reason is not Reason.TIMEOUT:
+            raise
+        raise PeerFault(Reason.PEER_LOST, f"no new session within {RECONNECT_S:g} s") from fault
 
 
 def _report_faults(leader: Leader, injector: FaultInjector | None) -> None:
@@ -203,7 +220,7 @@ class DemoTarget:
         round_number = request.round
         try:
             if not self.receiver.up:
-                self.receiver.wait_for_peer(RECONNECT_S)
+                _re_form(self.receiver)
             ticket = self.receiver.enqueue(
                 request, depth=self.options.depth, support=self.options.support, budget_us=self.options.budget_us
             )
@@ -269,7 +286,7 @@ class DemoTarget:
         """Asks the draft which faults it injected; a session must run for that."""
         for _ in range(5):
             try:
-                self.receiver.wait_for_peer(RECONNECT_S)
+                _re_form(self.receiver)
                 self.receiver.send_message("options", {"done": True})
                 body = self.receiver.wait_for_message("report", RECONNECT_S)
                 return _parse_injected(body)
@@ -305,7 +322,7 @@ def _parse_injected(body: object) -> list[tuple[str, int, int, int]]:
 def open_target(options: DemoOptions, listen: str = "tcp://127.0.0.1:0") -> Receiver:
     """The receiver of a demo, listening."""
     hello = make_hello(Role.RECEIVER, new_boot_nonce(), **options.hello_options())
-    return open_receiver(EngineConfig(hello=hello, listen=listen))
+    return open_receiver(EngineConfig(hello=hello, listen=listen, wait_for_peer=options.survives_links))
 
 
 def latency_us(samples_ns: Sequence[int]) -> Mapping[str, float]:

@@ -122,18 +122,31 @@ def test_any_weights_are_treated_as_the_oracle_does(
         assert ids[:n].tolist() == chosen
 
 
-def test_levels_agree_at_full_size(each_level: list[str]) -> None:
+@pytest.mark.parametrize("n", (129280, 300_001))
+def test_levels_agree_at_full_size(each_level: list[str], n: int) -> None:
     rng = np.random.default_rng(9)
     for scale in (0.0, 0.5, 3.0, 12.0, 40.0):
-        weights = np.exp(rng.normal(size=129280) * scale - 10)
+        weights = np.exp(rng.normal(size=n) * scale - 10)
         results = []
         for name in each_level:
             kernels.select_level(name)
-            counts = np.empty(129280, np.uint32)
+            counts = np.empty(n, np.uint32)
             assert kernels.allocate(weights, counts) == 0
             assert int(counts.sum(dtype=np.uint64)) == MASS
             results.append(counts.tobytes())
         assert len(set(results)) == 1
+        assert np.array_equal(counts, by_sorting(weights))
+
+
+def by_sorting(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The allocation with whole arrays and a full sort; the sum alone comes from the kernel's tree."""
+    sums = np.empty((weights.size + 31) // 32)
+    kernels.block_sums(weights, sums)
+    scaled = weights * MASS / kernels.tree_sum(sums)
+    counts = np.floor(scaled).astype(np.int64)
+    order = np.lexsort((np.arange(weights.size), counts - scaled))
+    counts[order[: MASS - int(counts.sum())]] += 1
+    return counts
 
 
 def test_a_tree_sum_that_rounds_low_is_refused_or_exact(level: str) -> None:

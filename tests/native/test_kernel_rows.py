@@ -168,6 +168,8 @@ def test_draw_does_not_wrap(level: str) -> None:
     assert kernels.draw(counts, 2**32 - 1) == 1
     counts[:] = 1 << 24
     assert kernels.draw(counts, 2**32 - 1) == 255
+    counts[:] = 1 << 31  # every lane of a block sums to 0 modulo 2^32
+    assert kernels.draw(counts, 5) == 0
 
 
 def test_draw_q_equals_draw_on_every_edge(level: str) -> None:

@@ -1,0 +1,46 @@
+# Everything is built into .venv/. `make demo` and `make test` each do all the set-up by themselves on a bare Debian machine.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+# What the installed package is compiled from; other .py files are used in place.
+PXD := $(shell find pp1q_transport -name '*.pxd')
+SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
+	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
+
+.PHONY: help demo test test-fast test-pure bench clean lint
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+.venv/.installed: $(SOURCES) scripts/setup.sh
+	scripts/setup.sh run
+	@touch $@
+
+.venv/.test-tools: .venv/.installed
+	scripts/setup.sh test
+	@touch $@
+
+demo: .venv/.installed  ## set up, then real q over a real socket between two processes
+	$(BIN)/pp1q demo
+
+lint: .venv/.test-tools  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-fast: lint  ## lint and the tests that take seconds
+	$(BIN)/pytest -m "not slow"
+
+test-pure: .venv/.test-tools  ## the session tests again, with the hot modules uncompiled
+	scripts/test-pure.sh
+
+test: test-fast test-pure  ## everything, slow lanes last
+	$(BIN)/pytest -m slow
+
+bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets
+	$(BIN)/python bench/kernels.py
+	$(BIN)/pp1q-send --loopback --dense --idle spin
+	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
+
+clean:  ## remove everything that was built
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find pp1q_transport -name '*.so' -delete
