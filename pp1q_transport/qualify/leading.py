@@ -7,6 +7,7 @@ its own CPU time and when it staged the last row of a proposal; the figures come
 from __future__ import annotations
 
 import os
+from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, Reason
 from . import messages
 from .floors import FloorConfig, FloorPeer
-from .motion import advance_of, live_link, look_around, lost_link
+from .motion import advance_of, await_message, live_link, look_around, lost_link
 from .plan import ROW_GAP_NS, Plan, Stage, StageKind, boot_id, first_row, floor_plans, stage_steps, stages, transport_stage
 from .source import Source
 from .stats import CpuTimes, Nanoseconds, Report, pin
@@ -79,7 +80,7 @@ class LeaderRun:
         self.leader.send_message("options", {"samples_from": messages.DONE})
 
     def _receive(self, kind: str, timeout_s: float) -> object:
-        body = self.leader.wait_for_message(kind, timeout_s)
+        body = await_message(self.leader, kind, timeout_s)
         if isinstance(body, dict) and body.keys() == {"error"}:
             messages.checked(body, {}, kind)
         return body
@@ -87,7 +88,7 @@ class LeaderRun:
     def _propose(self) -> None:
         own = boot_id()
         self._progress("preparing rows", 0, 1)
-        self.leader.send_message("options", {"plan": self.plan.to_map(), "boot_id": own})
+        self.leader.send_message("options", {"plan": self.plan.to_map(), "boot_id": own, "cpu": self._stated_cpu})
         self._source = Source(self.plan)
         answer = messages.checked(self._receive("report", messages.ANSWER_S), messages.ACCEPTED, "answer to the options")
         self._address = messages.floor_address(answer["floors"])
@@ -97,7 +98,11 @@ class LeaderRun:
             self._cpu = second_cpu(answer["cpu"])
         if self._cpu is not None:
             pin(self._cpu)
-        self.leader.send_message("options", {"begin": True, "cpu": -1 if self._cpu is None else self._cpu})
+        self.leader.send_message("options", {"begin": True, "cpu": self._stated_cpu})
+
+    @property
+    def _stated_cpu(self) -> int:
+        return messages.NOT_PINNED if self._cpu is None else self._cpu
 
     # ---- stages -------------------------------------------------------------------------------------------------
 
@@ -181,12 +186,15 @@ class LeaderRun:
         return now_ns
 
     @staticmethod
-    def _draw_now(source: Source, grant: Grant, row: int) -> list[int]:
+    def _draw_now(source: Source, grant: Grant, row: int) -> array[int]:
         """The tokens of a STEP that nobody foresaw: a later generation, after a discard."""
-        return [
-            source.draw(row + index, grant.seed, grant.request_generation, grant.round, grant.anchor + 1 + index)
-            for index in range(grant.depth)
-        ]
+        return array(
+            "i",
+            (
+                source.draw(row + index, grant.seed, grant.request_generation, grant.round, grant.anchor + 1 + index)
+                for index in range(grant.depth)
+            ),
+        )
 
 
 def second_cpu(taken: object) -> int | None:

@@ -7,7 +7,6 @@ run in the same two processes, in turns with the transport's own stages, while t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..errors import ConfigError, LocalMisuse, PeerFault, Reason
 from . import messages
 from .floors import FloorConfig, FloorListener, FloorPeer, memcpy_GBps
 from .issuing import Issuer
+from .motion import await_message
 from .plan import Plan, Stage, StageKind, boot_id, floor_plans, stages, transport_stage
 from .results import Results
 from .source import row_digests
@@ -77,19 +77,20 @@ class ReceiverRun:
             self.receiver.send_message("report", {"error": str(fault)[:300]})
 
     def _run(self) -> Report:
-        plan, leader_boot = self._take_plan()
+        options = messages.checked(await_message(self.receiver, "options", OPTIONS_S), messages.OPTIONS, "options")
+        plan = self._take_plan(options["plan"])
         own = boot_id()
-        same_host = bool(own) and own == leader_boot
-        self._pin(same_host)
+        same_host = bool(own) and own == options["boot_id"]
+        self._pin(same_host, options["cpu"])
         if plan.floors:
             self._listener = FloorListener(self._floor_config(plan), self._host)
         address = list(self._listener.address) if self._listener is not None else []
-        cpu = -1 if self._cpu is None else self._cpu
+        cpu = messages.NOT_PINNED if self._cpu is None else self._cpu
         self.receiver.send_message("report", {"boot_id": own, "cpu": cpu, "floors": address})
         self._progress("preparing", 0, 1)
         expected = row_digests(plan)
         begin = messages.checked(
-            self.receiver.wait_for_message("options", messages.ANSWER_S), messages.BEGIN, "begin"
+            await_message(self.receiver, "options", messages.ANSWER_S), messages.BEGIN, "begin"
         )
         results = Results(plan, self.receiver, self._baseline, same_host, (begin["cpu"], cpu))
         issuer = Issuer(self.receiver, plan, expected)
@@ -106,12 +107,9 @@ class ReceiverRun:
         self.receiver.send_message("report", report.as_dict())
         return report
 
-    def _take_plan(self) -> tuple[Plan, str]:
-        """The leader's options, within what this end allows and equal to what HELLO stated. Raises `ConfigError`."""
-        body = self.receiver.wait_for_message("options", OPTIONS_S)
-        if not isinstance(body, Mapping) or body.keys() != {"plan", "boot_id"} or not isinstance(body["boot_id"], str):
-            raise ConfigError("options: expected a plan and a boot_id")
-        plan = Plan.from_map(body["plan"])
+    def _take_plan(self, stated: object) -> Plan:
+        """The leader's plan, within what this end allows and equal to what HELLO stated. Raises `ConfigError`."""
+        plan = Plan.from_map(stated)
         if self._idle is not None and plan.idle != self._idle:
             raise ConfigError(f"idle: this receiver runs {self._idle!r}, the leader asks for {plan.idle!r}")
         agreement = self.receiver.engine.agreement
@@ -119,12 +117,13 @@ class ReceiverRun:
         for name, value in plan.hello_options().items():
             if getattr(agreement.theirs, name) != value:
                 raise ConfigError(f"options: they need {name} = {value!r}, HELLO said {getattr(agreement.theirs, name)!r}")
-        return plan, body["boot_id"]
+        return plan
 
-    def _pin(self, same_host: bool) -> None:
-        allowed = sorted(os.sched_getaffinity(0))
-        if self._cpu is None and same_host and len(allowed) > 1:
-            self._cpu = allowed[0]
+    def _pin(self, same_host: bool, leader_cpu: object) -> None:
+        """On one host each end gets a CPU of its own, unless it was told which."""
+        others = sorted(os.sched_getaffinity(0) - {leader_cpu})
+        if self._cpu is None and same_host and others and len(os.sched_getaffinity(0)) > 1:
+            self._cpu = others[0]
         if self._cpu is not None:
             pin(self._cpu)
 
@@ -138,7 +137,7 @@ class ReceiverRun:
         if transport_stage(stage):
             block = issuer.run(stage)
             served = messages.checked(
-                self.receiver.wait_for_message("report", messages.ANSWER_S), messages.SERVED, "end of a stage"
+                await_message(self.receiver, "report", messages.ANSWER_S), messages.SERVED, "end of a stage"
             )
             if served["stage"] != stage.number:
                 raise PeerFault(Reason.MALFORMED, f"the leader ended stage {served['stage']}, not {stage.number}")

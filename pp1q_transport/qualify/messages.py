@@ -16,6 +16,9 @@ from .floor_plan import FloorAddress
 ANSWER_S: Final = 30.0  # for a message that the other end sends as soon as it can
 _TEXT_CHARS: Final = 300
 
+NOT_PINNED: Final = -1
+
+OPTIONS: Final[dict[str, tuple[type, ...]]] = {"plan": (dict,), "boot_id": (str,), "cpu": (int,)}
 ACCEPTED: Final[dict[str, tuple[type, ...]]] = {"boot_id": (str,), "cpu": (int,), "floors": (list,)}
 BEGIN: Final[dict[str, tuple[type, ...]]] = {"begin": (bool,), "cpu": (int,)}
 SERVED: Final[dict[str, tuple[type, ...]]] = {"stage": (int,), "cpu_s": (int, float), "staged_ns": (bytes,)}

@@ -50,6 +50,22 @@ def lost_link(end: Endpoint, moved: int) -> PeerFault:
     return PeerFault(Reason.from_code(-moved), "the other end is gone in the middle of the run")
 
 
+def await_message(end: Endpoint, kind: str, timeout_s: float) -> object:
+    """The next control message of `kind`. Raises `PeerFault`: `timeout`, or `peer_lost` when the session ends first."""
+    deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
+    engine = end.engine
+    while True:
+        for index, (got, body) in enumerate(engine.inbox):
+            if got == kind:
+                del engine.inbox[index]
+                return body
+        live_link(end)
+        if monotonic_ns() >= deadline_ns:
+            raise PeerFault(Reason.TIMEOUT, f"the other end sent no {kind} within {timeout_s:g} s")
+        engine.poll()
+        engine.wait(2_000_000)
+
+
 def look_around(end: Endpoint) -> None:
     """Nothing moved for a while: the control plane and the session's end. Raises `PeerFault` when the peer left or complains."""
     end.engine.poll()

@@ -163,7 +163,8 @@ def _tails(block: Block, ready: np.ndarray[tuple[int], np.dtype[np.bool_]], stag
     ends = block.ready_ns[ready]
     if np.any(times < block.enqueued_ns[ready]) or np.any(times > ends):
         raise PeerFault(Reason.MALFORMED, "staging times that do not lie between STEP and ready")
-    return ends - times
+    tails: Nanoseconds = ends - times
+    return tails
 
 
 def _summary(samples: Samples) -> SummaryUs | None:

@@ -63,7 +63,7 @@ def row_digests(plan: Plan) -> list[tuple[int, int]]:
 class Source:
     """All source rows in one piece of memory, and every token of the run.
 
-    `memory` uint8 [n] with row r at `offsets[r]`, of `lengths[r]` bytes and `entries[r]` values; `tokens[request ID]` holds
+    `memory` uint8 with row r at `offsets[r]`, of `lengths[r]` bytes and `entries[r]` values; `tokens[request ID]` holds
     `depth` int32 a round. Drawn for request generation 0: after a discard `draw` gives the token of another one.
     """
 
@@ -74,9 +74,10 @@ class Source:
         self.lengths = [len(row.payload) for row in made]
         stride = (plan.row_bytes + ALIGN - 1) // ALIGN * ALIGN
         self.offsets = [index * stride for index in range(len(made))]
-        self.memory: npt.NDArray[np.uint8] = np.zeros(len(made) * stride, np.uint8)
+        memory = np.zeros(len(made) * stride, np.uint8)
         for offset, row in zip(self.offsets, made, strict=True):
-            self.memory[offset : offset + len(row.payload)] = row.payload
+            memory[offset : offset + len(row.payload)] = row.payload
+        self.memory = memoryview(memory.data)
         self._ids = [row.ids for row in made]
         self.tokens: dict[int, array[int]] = {}
         self.indexes: dict[int, int] = {}
