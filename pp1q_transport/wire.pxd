@@ -55,9 +55,8 @@ cdef class Header:
     cdef uint64_t _token_bits(self)
     @cython.locals(b=uint8_t[::1])
     cpdef uint64_t payload_seed(self, uint64_t leader_nonce) except? 0
+    @cython.locals(b=uint8_t[::1])
+    cpdef uint64_t step_context(self) except? 0
 
 
-cpdef uint64_t context_digest(
-    uint64_t prefix_low, uint64_t prefix_high, uint64_t target_context, double temperature, uint32_t support_policy,
-    uint32_t representation) except? 0
 cpdef void put_digest_entry(uint8_t[::1] buf, Py_ssize_t index, uint32_t position, uint32_t size, uint64_t digest)

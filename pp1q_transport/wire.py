@@ -422,26 +422,24 @@ class Header:
         _put32(b, 41, self.position)
         return xxh3_64(b, 0, 45, 0)
 
+    def step_context(self) -> int:
+        """XXH3-64 of everything the rows of this STEP are conditioned on; a REPLY of another context is refused.
+
+        Packed little-endian without padding: prefix digest 16 bytes, target context u64, temperature f32, support policy u32,
+        representation u8. The reason is `context_mismatch`.
+        """
+        b = self._scratch
+        _put64(b, 0, self.prefix_low)
+        _put64(b, 8, self.prefix_high)
+        _put64(b, 16, self.target_context)
+        _put32(b, 24, f32_to_bits(self.temperature))
+        _put32(b, 28, self.support_policy)
+        b[32] = self.representation
+        return xxh3_64(b, 0, 33, 0)
+
 
 def _pair(low: int, high: int) -> int:
     return low | (high << 32)
-
-
-def context_digest(
-    prefix_low: int, prefix_high: int, target_context: int, temperature: float, support_policy: int, representation: int
-) -> int:
-    """XXH3-64 of everything a row is conditioned on; a REPLY of another context is refused (`context_mismatch`).
-
-    Packed little-endian: prefix digest 16 bytes, target context u64, temperature f32, support policy u32, representation u8.
-    """
-    b = bytearray(33)
-    _put64(b, 0, prefix_low)
-    _put64(b, 8, prefix_high)
-    _put64(b, 16, target_context)
-    _put32(b, 24, f32_to_bits(temperature))
-    _put32(b, 28, support_policy)
-    b[32] = representation
-    return xxh3_64(b, 0, 33, 0)
 
 
 def put_digest_entry(buf: Memory, index: int, position: int, size: int, digest: int) -> None:

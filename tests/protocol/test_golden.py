@@ -149,11 +149,9 @@ def check_row(vector: Golden, note: dict[str, Any], payload: bytes) -> None:
     f = vector.fields
     step = next(vectors()[name] for name in reversed(vector.note["before"]) if vectors()[name].kind == "STEP")
     opened = next(vectors()[name] for name in vector.note["before"] if vectors()[name].kind == "OPEN")
-    asked = step.fields
-    assert f["context"] == wire.context_digest(
-        asked["prefix_low"], asked["prefix_high"], asked["target_context"], asked["temperature"],
-        asked["support_policy"], asked["representation"],
-    )  # fmt: skip
+    header = wire.Header()
+    assert header.decode(step.data, 0) == 0
+    assert f["context"] == header.step_context()
     u24 = kernels.draw_u24(opened.fields["seed"], 1, f["request_generation"], f["round"], f["position"])
     assert u24 == note["u24"]
     if "recipe" in note:
