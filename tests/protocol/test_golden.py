@@ -339,6 +339,7 @@ def test_every_flip_of_q_is_seen_under_a_right_digest(vector: Golden) -> None:
 
 # A sealed flip: one bit of the header changed and the header digest taken anew, as a faulty or hostile sender would.
 # These fields may say something else, and the frame is then another acceptable one; every other field must be refused.
+# In CLOSE, COMMIT and PROOF they are fields that no check looks at.
 _NOTICE = ("subject", "status", "request", "request_generation", "slot", "slot_generation", "round")
 MAY_SAY_OTHERWISE = {
     "OPEN": ("seed", "max_position"),
