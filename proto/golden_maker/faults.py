@@ -13,7 +13,7 @@ from typing import Any
 
 from . import encoder as enc
 from .encoder import Frame
-from .story import SPARSE, V64, Vector
+from .story import DENSE, SPARSE, V64, Vector
 
 OVERLOAD = 45
 NO_SUCH_REASON = 999
@@ -298,6 +298,10 @@ class Faults:
         add("step_prefix", "context_mismatch", step, "Another committed prefix.", base, **flipped(base, prefix_high=1))
         add("step_representation", "representation", step, "Representation 3.", base, representation=3)
         add("step_support", "support_bounds", step, "More than the vocabulary.", base, support_policy=65)
+        add("step_dense_unwanted", "representation", step, "Dense rows in a session without them.", "step_thin",
+            representation=DENSE, support_policy=0)  # fmt: skip
+        add("step_sparse_unwanted", "representation", step, "Sparse rows in a session without them.", "step_v100",
+            representation=SPARSE, support_policy=8)  # fmt: skip
         sparse = "step_sparse"
         add("step_sparse_support", "support_bounds", step, "Nine entries where eight are negotiated.", sparse,
             support_policy=9)  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 
 from pp1q_transport import wire
 from pp1q_transport._native import kernels
-from pp1q_transport.control_codec import decode_message, encode_message
+from pp1q_transport.control_codec import MESSAGE_LIMIT, REPORT_LIMIT, decode_message, encode_message
 from pp1q_transport.engine import terms_of
 from pp1q_transport.errors import Reason
 from pp1q_transport.session.negotiate import Role
@@ -215,7 +215,7 @@ CHUNKS = (1, 3, 64, 127, 128, 129, 255, 4096)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("session", ("dense", "sparse", "v100", "full"))
+@pytest.mark.parametrize("session", ("dense", "sparse", "v100", "full", "thin"))
 def test_a_whole_proposal_becomes_ready_however_the_stream_is_cut(session: str, chunk: int) -> None:
     """Rows and completion in one stream: ends of chunks and ends of frames have nothing to do with each other."""
     done = vectors()[f"completion_{session}"]
@@ -338,6 +338,7 @@ def test_every_flip_of_q_is_seen_under_a_right_digest(vector: Golden) -> None:
 
 # A sealed flip: one bit of the header changed and the header digest taken anew, as a faulty or hostile sender would.
 # These fields may say something else, and the frame is then another acceptable one; every other field must be refused.
+# In CLOSE, COMMIT and PROOF they are fields that no check looks at.
 _NOTICE = ("subject", "status", "request", "request_generation", "slot", "slot_generation", "round")
 MAY_SAY_OTHERWISE = {
     "OPEN": ("seed", "max_position"),
@@ -453,6 +454,14 @@ def test_every_flipped_message_is_refused_but_in_nonces_and_free_text(vector: Go
             assert outcome.refused, f"bit {bit}"
         if agreement is not None:  # a nonce may be anything, but then the transcript differs and no link joins
             assert not agreement.proves(peer, proof), f"bit {bit}"
+
+
+def test_a_message_beyond_its_bound_is_malformed_whatever_it_holds() -> None:
+    data = encode_message({"kind": "report", "body": ["x" * 16_000] * 5}, REPORT_LIMIT)
+    assert len(data) > MESSAGE_LIMIT
+    outcome, _, _ = judge_message("engine", data)
+    assert outcome == Outcome("session", "malformed", "")
+    assert decode_message(data, REPORT_LIMIT)["kind"] == "report"
 
 
 @each(MESSAGES)
