@@ -304,6 +304,12 @@ class Engine:
             except OSError as error:
                 self.log.debug("status_not_sent", error=error.strerror)
 
+    def end_session(self) -> None:
+        """Ends the running session, if there is one, and stays ready for another."""
+        if self.link is not None:
+            self._forming.goodbye()
+            self._down(Reason.CANCELLED, goodbye=True)
+
     def send_control(self, kind: str, body: Mapping[str, object]) -> None:
         """Sends a `report` or `options` message to the session's peer."""
         self._forming.say(kind, body)

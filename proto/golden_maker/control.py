@@ -34,7 +34,9 @@ class Message:
     effect: str = ""
     reason: str = ""
     field: str = ""  # the field that the refusal names
-    free: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # texts and nonces any value of which is acceptable
+    free: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # texts and nonces any value of which is acceptable
 
 
 def id_map_hash(vocab: int) -> str:
@@ -89,8 +91,8 @@ def _hello(**changes: Any) -> dict[str, Any]:
 
 def _ack(hello: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     ack = {
-        "kind": "hello_ack", "hello": {**hello_map("leader"), **(hello or {})}, "session": V64.session, "secret": SECRET,
-        "data": DATA,
+        "kind": "hello_ack", "hello": {**hello_map("leader"), **(hello or {})}, "session": V64.session,
+        "secret": SECRET, "data": DATA,
     }  # fmt: skip
     return ack | changes
 
@@ -176,11 +178,13 @@ def _bad_hellos() -> list[Message]:
         bad("same_role", "semantic_mismatch", "role", "Two leaders.", role="leader"),
         bad("same_boot_nonce", "boot_nonce", "boot_nonce", "Our own boot nonce.", boot_nonce=V64.leader_nonce),
         bad("same_link_nonce", "auth_failed", "link_nonce", "Our own link nonce.", link_nonce=LEADER_LINK_NONCE),
-        bad("semantic_id", "semantic_mismatch", "semantic_id", "Another meaning of q.", semantic_id="dyadic24-other-v1"),
+        bad("semantic_id", "semantic_mismatch", "semantic_id", "Another meaning of q.",
+            semantic_id="dyadic24-other-v1"),
         bad("rng_abi", "semantic_mismatch", "rng_abi", "Another RNG.", rng_abi="philox4x32-7"),
         bad("draw_proof", "semantic_mismatch", "draw_proof", "Without draw proof.", draw_proof=False),
         bad("link_kinds", "semantic_mismatch", "link_kinds", "No common link kind.", link_kinds=["rdma"]),
-        bad("draft_identity", "identity_mismatch", "draft_identity", "Another draft.", draft_identity="toy-draft sha256:ff"),
+        bad("draft_identity", "identity_mismatch", "draft_identity", "Another draft.",
+            draft_identity="toy-draft sha256:ff"),
         bad("draft_kind", "identity_mismatch", "draft_kind", "An adapted draft.", draft_kind="adapted"),
         bad("id_map", "identity_mismatch", "id_map_hash", "Another map of global IDs.", id_map_hash="0" * 64),
         bad("vocab_size", "limits_mismatch", "vocab_size", "Another vocabulary.", vocab_size=128),
@@ -192,7 +196,9 @@ def _bad_hellos() -> list[Message]:
 
 
 def _bad_answers() -> list[Message]:
-    def bad(name: str, reason: str, field: str, summary: str, message: dict[str, Any], to: str = "connector") -> Message:
+    def bad(
+        name: str, reason: str, field: str, summary: str, message: dict[str, Any], to: str = "connector"
+    ) -> Message:
         return Message(name, summary, to, enc.msgpack(message), message, reason=reason, field=field)
 
     refuse = {"kind": "refuse", "reason": "not_a_reason", "field": "x", "ours": "a", "theirs": "b"}
@@ -241,8 +247,8 @@ def proofs() -> list[Vector]:
     forged = bytes([ours.payload[0] ^ 1]) + ours.payload[1:]
     status = Frame("STATUS", V64.leader_nonce, {"boot_nonce": V64.receiver_nonce, "session": V64.session, "status": 42})
     return [
-        Vector("proof_receiver", "The receiver, which connected, proves itself first.", V64, at_port, ours, (), "proven",
-               {"hmac": ours.payload.hex()}),
+        Vector("proof_receiver", "The receiver, which connected, proves itself first.", V64, at_port, ours, (),
+               "proven", {"hmac": ours.payload.hex()}),
         Vector("proof_leader", "The leader's answer.", V64, "connector_link", theirs, (), "proven",
                {"hmac": theirs.payload.hex()}),
         bad("proof_forged", "auth_failed", "One bit of the HMAC is wrong; the digest over it is right.",

@@ -1,10 +1,12 @@
 """The valid frames: three small sessions told from OPEN to CLOSE, every frame with what led up to it.
 
-Between `encoder` and `make_golden`. Everything is fixed here: nonces, seeds, tokens, counts. Draws follow from the seeds.
+Between `encoder` and `make_golden`. Everything is fixed here: nonces, seeds, tokens, counts. Draws follow from the
+seeds.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -175,7 +177,7 @@ class Story:
     def completion(self, step: Frame, replies: list[Frame]) -> tuple[Frame, dict[str, Any]]:
         """COMPLETION over `replies`, and the entries its digest covers."""
         entries = [(r.fields["position"], len(r.payload), r.digest_of_payload()) for r in replies]
-        packed = b"".join(enc.struct.pack("<IIQ", *entry) for entry in entries)
+        packed = b"".join(struct.pack("<IIQ", *entry) for entry in entries)
         frame = self.about(
             "COMPLETION", "leader", step, position=step.fields["position"], depth=step.fields["depth"],
             reply_size=sum(size for _, size, _ in entries), context=enc.context_digest(step.fields),
@@ -189,7 +191,9 @@ def _v64() -> list[Vector]:
     tale = Story(V64, 3)
     out: list[Vector] = []
 
-    def tell(name: str, to: str, frame: Frame, effect: str, summary: str, before: tuple[str, ...], **detail: Any) -> Frame:
+    def tell(
+        name: str, to: str, frame: Frame, effect: str, summary: str, before: tuple[str, ...], **detail: Any
+    ) -> Frame:
         out.append(Vector(name, summary, V64, to, frame, before, effect, detail))
         return frame
 
@@ -230,7 +234,7 @@ def _notices(tale: Story, step: Frame, tell: Any) -> None:
     tell("cancel_to_leader", "leader", tale.about("CANCEL", "receiver", step, **notice, status=CANCELLED), "reset",
          "The receiver no longer wants the proposal.", granted)  # fmt: skip
     tell("reset_to_receiver", "receiver", tale.about("RESET", "leader", step, **notice, status=LINK_ERROR),
-         "discarded:link_error", "The leader declares the generation dead while a row has landed.", landing)  # fmt: skip
+         "discarded:link_error", "The leader declares the generation dead when a row has landed.", landing)  # fmt: skip
     tell("cancel_to_receiver", "receiver", tale.about("CANCEL", "leader", step, **notice, status=CANCELLED),
          "discarded:cancelled", "The leader gives the proposal up.", granted)  # fmt: skip
     tell("status_step", "receiver", tale.about("STATUS", "leader", step, **notice, status=KEY_REUSE),
@@ -262,7 +266,9 @@ def _sparse(tale: Story, tell: Any, seen: tuple[str, ...]) -> None:
         counts = enc.counts_to_mass(list(entries.values()))
         frame, meaning = tale.reply(step, row, list(entries), counts)
         name = f"reply_sparse_{row}"
-        replies.append(tell(name, "receiver", frame, "row_landed", f"Sparse row {row} of step_sparse.", seen, **meaning))
+        replies.append(
+            tell(name, "receiver", frame, "row_landed", f"Sparse row {row} of step_sparse.", seen, **meaning)
+        )
         seen = (*seen, name)
     frame, meaning = tale.completion(step, replies)
     tell("completion_sparse", "receiver", frame, "ready", "Both rows are in.", seen, **meaning)
