@@ -305,6 +305,29 @@ def close_in_flight(world: World) -> None:
     assert world.put(flight) is False
 
 
+def close_alone_stops_the_leader(world: World) -> None:
+    """A CLOSE without the RESET that usually comes before it."""
+    flight = world.step(world.open(1))
+    world.put(flight, 1)
+    world.send("receiver", world.frame("receiver", wire.CLOSE, request=1, subject=0, status=0))
+    assert world.put(flight) is False, "the leader still drafts for a closed request"
+    world.at(BUDGET_NS)
+    _assert_discarded(flight, R.TIMEOUT)
+
+
+def timeout_after_a_ready_generation(world: World) -> None:
+    """What the slot's last generation was must not be held against the next: it is fenced and granted again."""
+    first = world.step(world.open(1))
+    world.put(first)
+    world.release(first)
+    second = world.step(world.open(2))
+    assert second.slot is first.slot
+    world.at(BUDGET_NS)
+    _assert_discarded(second, R.TIMEOUT)
+    assert second.slot.state == st.FREE
+    _assert_undisturbed(world, world.step(world.open(3)))
+
+
 def close_while_ready(world: World) -> None:
     """A proposal that is ready stays readable until its consumer is done, whatever becomes of the request."""
     flight = world.step(world.open(1))
@@ -757,6 +780,9 @@ CASES: Final[tuple[Case, ...]] = (
     _case("4.225", "the leader dies", R.PEER_LOST, leader_dies, ends={"leader": R.CANCELLED, "receiver": R.PEER_LOST}),
     _case("4.226", "the receiver's link fails", R.LINK_ERROR, receiver_dies,
           ends={"receiver": R.LINK_ERROR, "leader": R.PEER_LOST}),
+    _case("4.227", "close alone stops the leader", R.TIMEOUT, close_alone_stops_the_leader),
+    _case("4.228", "timeout of a slot whose last generation was ready", R.TIMEOUT, timeout_after_a_ready_generation,
+          world={"slots": 1}),
     _case("5.01", "key of the round before", R.KEY_REUSE, key_of_the_last_round),
     _case("5.02", "the same round after a reset is another key", R.TIMEOUT, key_after_reset_of_the_same_round),
     _case("5.03", "STEP below the generation that was reset", R.GENERATION_STALE, key_of_an_earlier_generation),
