@@ -292,6 +292,8 @@ class LeaderSession(SessionMachine):
             return _DEPTH_MISMATCH
         if header.position != request.anchor or header.position >= _POSITIONS - header.depth:
             return _POSITION_BOUNDS
+        if header.position + header.depth > request.max_position:
+            return _POSITION_BOUNDS
         if header.prefix_low != request.prefix_low or header.prefix_high != request.prefix_high:
             return _CONTEXT_MISMATCH
         return self._judge_policy(header)
@@ -343,7 +345,7 @@ class LeaderSession(SessionMachine):
         low, high = prefix_digest(0, 0, tokens)
         if low != header.prefix_low or high != header.prefix_high:
             return -_CONTEXT_MISMATCH
-        if header.position != header.token_count - 1:
+        if header.position != header.token_count - 1 or header.position > header.max_position:
             return -_POSITION_BOUNDS
         if self.requests.get(header.request) is not None:
             return -_REQUEST_DUPLICATE
@@ -362,8 +364,10 @@ class LeaderSession(SessionMachine):
             return -_REQUEST_UNKNOWN
         if header.source != wire.VERIFIED and header.source != wire.TARGET_ONLY:
             return -Reason.RESERVED_BITS.code
-        if header.position != request.anchor + header.token_count:
+        if header.position != request.anchor + header.token_count or header.position > request.max_position:
             return -_POSITION_BOUNDS
+        if header.position >= self.terms.max_context_tokens or not self._accepted_fits(header):
+            return -_LENGTH_BOUNDS
         request.extend(tokens)
         if request.prefix_low != header.prefix_low or request.prefix_high != header.prefix_high:
             return -_CONTEXT_MISMATCH
@@ -371,7 +375,15 @@ class LeaderSession(SessionMachine):
         self.events.append(("commit", header.request, tokens))
         return 0
 
+    def _accepted_fits(self, header: Header) -> bool:
+        """Whether the committed tokens are the accepted drafts and at most one more; none was drafted in a target-only round."""
+        if header.source == wire.TARGET_ONLY:
+            return header.accepted == 0
+        return header.accepted <= header.token_count <= header.accepted + 1
+
     def _close(self, header: Header) -> int:
+        if header.subject or header.status:
+            return -Reason.RESERVED_BITS.code
         if self.requests.remove(header.request) is None:
             return -_REQUEST_UNKNOWN
         for grant in self.grants:
