@@ -75,10 +75,6 @@ class LeaderRun:
             taken += len(piece) // 8
         return np.frombuffer(b"".join(pieces), np.dtype("<u8"))
 
-    def finish(self) -> None:
-        """Tells the receiver that nothing more is wanted."""
-        self.leader.send_message("options", {"samples_from": messages.DONE})
-
     def _receive(self, kind: str, timeout_s: float) -> object:
         body = await_message(self.leader, kind, timeout_s)
         if isinstance(body, dict) and body.keys() == {"error"}:
