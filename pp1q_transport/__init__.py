@@ -1,7 +1,7 @@
 """The transport of an exact proposal distribution q from a draft model to its verifier.
 
-`open_leader` and `open_receiver` are what processes call; they are loaded on first use, so that importing a part (`dyadic`, `rng`,
-`errors`) costs only that part.
+`open_leader` and `open_receiver` are what processes call; they are loaded on first use, so that importing a part (`dyadic`,
+`rng`, `errors`) costs only that part.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ class _Plane:
         os.close(self._wake)
         while self._events():
             pass  # an I/O thread that waits for room in the monitor would never let the socket close
-        self._socket.disable_monitor()
+        if not self._socket.closed:
+            self._socket.disable_monitor()
         for socket in self._sockets:
             socket.close()
         self._context.term()
@@ -362,7 +363,7 @@ class ControlConnector(_Plane):
             self.counters.add("control_malformed")
             self._fail(fault)
             self._end()
-        if self._fault is not None and not _readable(self._socket):
+        if self._fault is not None and (self._ended or not _readable(self._socket)):
             self._end()
             if not messages:
                 raise self._fault
@@ -401,14 +402,18 @@ class ControlConnector(_Plane):
         return f"{self.endpoint} ended the handshake: is its public key the one given here, and does it use keys?"
 
     def _fail(self, fault: PeerFault) -> None:
-        """The first fault stays."""
+        """The first fault stays; `receive` raises it when everything that came before is handed out."""
         if self._fault is None:
             self._fault = fault
             self.connected = False
             self.counters.refuse(fault.reason)
 
     def _end(self) -> None:
-        """Stops libzmq's own reconnecting; it also drops what was not read yet, so this comes last."""
+        """Closes the socket, which drops what was not read yet, so this comes last. (After a mere disconnect libzmq
+        goes on reconnecting until somebody calls into the socket again.)"""
         if not self._ended:
             self._ended = True
-            self._socket.disconnect(self.endpoint)
+            self._epoll.unregister(int(self._socket.getsockopt(zmq.FD)))
+            self._sockets.remove(self._socket)
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)

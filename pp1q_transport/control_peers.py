@@ -68,15 +68,16 @@ class Connections:
             return True
         if len(self._peers) >= most:
             return False
-        if self._silent:
-            self._silent -= 1
-        else:  # an unseen connection that ended was taken for this peer's success: it was a failure
-            self._counters.add("control_handshake_failed")
-        if descriptor in self._peer_of:  # the kernel gave the number of a connection that ended meanwhile
+        gone = descriptor not in self._open  # it spoke and went before we looked: its success is accounted for
+        if descriptor in self._peer_of:  # two spoke on one number before we looked, and the first one is the one gone
             self._lose(descriptor)
+        elif self._silent and not gone:
+            self._silent -= 1
+        elif not gone:  # an unseen connection that ended was taken for this peer's success: it was a failure
+            self._counters.add("control_handshake_failed")
         self._peers.add(peer)
         self._peer_of[descriptor] = peer
-        if descriptor not in self._open:  # it spoke and went before we looked
+        if gone:
             self._lose(descriptor)
         return True
 

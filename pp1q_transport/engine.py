@@ -1,4 +1,4 @@
-"""The engine: the one loop that joins a session, a link, the control plane and a clock, and re-forms what was lost.
+"""The engine: the one loop that joins a session, a link and a clock, and has what was lost formed anew.
 
 Between the client API, which drives it from the caller's own thread, and the sans-IO machines below, which decide everything.
 It starts no threads. When the link goes, the session ends; a new one is formed by HELLO, with jittered backoff. SPEC 2, 4.
@@ -7,7 +7,6 @@ It starts no threads. When the link goes, the session ends; a new one is formed 
 from __future__ import annotations
 
 import os
-import random
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
@@ -16,14 +15,12 @@ import structlog
 
 from . import wire
 from ._native.kernels import monotonic_ns
-from ._native.net import POLLIN, wait_io
-from .control import ControlConnector, ControlListener
-from .control_codec import encode_message
 from .counters import Counters
-from .errors import ConfigError, PeerFault, Reason, Refused
+from .errors import ConfigError, PeerFault, Reason
+from .forming import Formed, Forming, Said
 from .links.tcp import TcpLink
-from .links.tcp_port import TcpDialer, TcpPort
-from .session.negotiate import Agreement, Connector, Listener, Role, goodbye_message, message_kind, refuse_message
+from .session import hello as hello_fields
+from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
@@ -38,9 +35,20 @@ if TYPE_CHECKING:
 CONTROL_EVERY_NS: Final = 20_000_000
 SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
-BACKOFF_FIRST_NS: Final = 20_000_000
-BACKOFF_MOST_NS: Final = 1_000_000_000
-PENDING_AT_MOST: Final = 16
+
+
+# What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
+IMPLEMENTED: Final[dict[str, object]] = {
+    "semantic_id": hello_fields.SEMANTIC_ID,
+    "verifier_id": hello_fields.VERIFIER_ID,
+    "rng_abi": hello_fields.RNG_ABI,
+    "precision": "fp32-le",
+    "digest": "xxh3-64",
+    "link_kinds": ("tcp",),
+    "group_size": 1,
+    "group_mode": "replicate",
+    "rank": 0,
+}
 
 
 class Idle(str, Enum):
@@ -54,8 +62,6 @@ class Phase(str, Enum):
     """Where the engine stands between no peer and a running session."""
 
     DOWN = "down"
-    HELLO = "hello"
-    LINKING = "linking"
     UP = "up"
     CLOSED = "closed"
 
@@ -85,8 +91,9 @@ class EngineConfig:
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
 
     def __post_init__(self) -> None:
-        if (self.listen is None) == (self.connect is None):
-            raise ConfigError("give exactly one of listen and connect")
+        for name, value in IMPLEMENTED.items():
+            if getattr(self.hello, name) != value:
+                raise ConfigError(f"{name} {getattr(self.hello, name)!r} is not part of this build, which has {value!r}")
 
 
 class OutboxFilter(Protocol):
@@ -129,41 +136,22 @@ class Engine:
         self._on_down = on_down
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
-        self._pending: dict[int, tuple[bytes, Agreement]] = {}
-        self._peer: bytes = b""
-        self._gone_peer: bytes = b""
-        self._connector: Connector | None = None
-        self._dialer: TcpDialer | None = None
-        self._random = random.Random(config.backoff_seed)
-        self._backoff_ns = BACKOFF_FIRST_NS
-        self._retry_ns = 0
-        self._control_ns = 0
-        self._control: ControlListener | ControlConnector
-        self._port: TcpPort | None = None
-        self._open_control()
-
-    def _open_control(self) -> None:
-        config = self.config
-        if config.listen is not None:
-            self._control = ControlListener(config.listen, config.keys, counters=self.counters)
-            address = self._control.address
-            host = address.host if address.scheme == "tcp" else "127.0.0.1"
-            self._port = TcpPort(host, 0, self._find_pending, self.counters)
-            self._listener = Listener(
-                config.hello, self._port.endpoint, encode_message, os.urandom, takes_options=config.takes_options
-            )
-        else:
-            self._control = self._dial_control()
-
-    def _dial_control(self) -> ControlConnector:
-        """A control connection that ended is over; the next attempt needs a new one."""
-        assert self.config.connect is not None
-        return ControlConnector(self.config.connect, self.config.keys, counters=self.counters)
+        self._forming_ns = 0
+        self._forming = Forming(
+            config.hello,
+            config.listen,
+            config.connect,
+            config.keys,
+            self.counters,
+            config.takes_options,
+            config.wait_for_peer,
+            config.backoff_seed,
+        )
 
     @property
     def endpoint(self) -> str:
         """The control endpoint in use; a listener's actual port where port 0 was asked for."""
-        return self._control.endpoint
+        return self._forming.endpoint
 
     @property
     def closed(self) -> bool:
@@ -180,9 +168,9 @@ class Engine:
         moved = 0
         if self.link is not None:
             moved = self._pump(now_ns)
-        if now_ns >= self._control_ns and not self.closed:
-            self._control_ns = now_ns + (CONTROL_EVERY_NS if self.phase is Phase.UP else 1_000_000)
-            self._poll_control(now_ns)
+        if now_ns >= self._forming_ns and not self.closed:
+            self._forming_ns = now_ns + (CONTROL_EVERY_NS if self.phase is Phase.UP else 1_000_000)
+            self._poll_forming(now_ns)
         return moved
 
     def wait(self, timeout_ns: int = BLOCK_AT_MOST_NS) -> None:
@@ -190,7 +178,8 @@ class Engine:
         if self.phase is Phase.CLOSED:
             return
         if self.link is None:
-            self._wait_unlinked(min(timeout_ns, 5_000_000))
+            self._forming.wait(min(timeout_ns, 5_000_000))
+            self._forming_ns = 0
             return
         if self.config.idle is Idle.SPIN:
             if self._filter is None:
@@ -201,15 +190,6 @@ class Engine:
         if self._filter_due_ns is not None:
             timeout_ns = max(0, min(timeout_ns, self._filter_due_ns - monotonic_ns()))
         self.link.wait(min(timeout_ns, CONTROL_EVERY_NS), -1)
-
-    def _wait_unlinked(self, timeout_ns: int) -> None:
-        wait_io(self._control.fileno(), POLLIN, self._data_fd(), POLLIN, timeout_ns)
-        self._control_ns = 0
-
-    def _data_fd(self) -> int:
-        if self._dialer is not None:
-            return self._dialer.fileno()
-        return self._port.fileno() if self._port is not None else -1
 
     def flush(self) -> None:
         """Sends what is queued, as far as the kernel takes it now."""
@@ -242,153 +222,24 @@ class Engine:
             self.log.info(event, reason=reason.value, slot=slot, generation=generation)
         session.news.clear()
 
-    # ---- control plane ------------------------------------------------------------------------------------------
+    # ---- forming ------------------------------------------------------------------------------------------------
 
-    def _poll_control(self, now_ns: int) -> None:
-        for peer, message in self._receive_control(now_ns):
-            try:
-                self._handle(peer, message, now_ns)
-            except Refused as refusal:
-                self._refused(peer, refusal, now_ns)
-            except PeerFault as fault:
-                self.counters.refuse(fault.reason)
-                self.log.warning("control_refused", reason=fault.reason.value, detail=fault.detail)
-        if self._port is not None:
-            self._expire_pending(now_ns)
-            for sock, agreement in self._port.poll(now_ns):
-                self._link_proven(sock, agreement)
-        elif self.phase is not Phase.UP:
-            self._connect(now_ns)
-
-    def _receive_control(self, now_ns: int) -> list[tuple[bytes, dict[str, object]]]:
-        """Messages of the control plane; notices when the session's peer, or a connector's listener, is gone from it."""
-        try:
-            messages = self._control.receive()
-        except PeerFault as fault:
-            self._pump_rest()
-            self._down(Reason.PEER_LOST)
-            self._no_session(fault, now_ns)
-            return []
-        if isinstance(self._control, ControlListener) and self._peer in self._control.lost():
-            self._gone_peer = self._peer
-        if self._gone_peer and not messages:
-            self._gone_peer = b""
-            self._pump_rest()
-            self._down(Reason.PEER_LOST)
-        return messages
-
-    def _no_session(self, fault: PeerFault, now_ns: int) -> None:
-        """A connector's attempt failed: try again later, or raise what trying again can't mend."""
-        if self._dialer is not None:
-            self._dialer.close()
-        self._dialer = None
-        self._connector = None
-        self.phase = Phase.DOWN
-        self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
-        if not self.config.wait_for_peer or fault.reason is Reason.AUTH_FAILED:
-            raise fault
-        self._control.close()
-        self._control = self._dial_control()
-        self._back_off(now_ns)
-
-    def _handle(self, peer: bytes, message: Mapping[str, object], now_ns: int) -> None:
-        kind = message.get("kind")
-        if self._port is not None and kind not in ("goodbye", "keepalive", "report", "options"):
-            self._answer_hello(peer, message, now_ns)
-        elif self._connector is not None and kind in ("hello_ack", "refuse"):
-            self.agreement = self._connector.receive(message, now_ns)
-            self._connector = None
-            self._dialer = TcpDialer(self.agreement, now_ns)
-            self.phase = Phase.LINKING
-        else:
-            kind = message_kind(message)
-            if kind == "goodbye" and self.phase is not Phase.UP:
-                return  # its link said so already
-            if peer != self._peer or self.phase is not Phase.UP:
-                raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")
-            if kind == "goodbye":
+    def _poll_forming(self, now_ns: int) -> None:
+        for event in self._forming.poll(now_ns, self.phase is Phase.UP):
+            if isinstance(event, Formed):
+                self._up(event.sock, event.agreement)
+            elif isinstance(event, Said):
+                self.inbox.append((event.kind, event.body))
+            else:
                 self._pump_rest()
-                self._down(Reason.PEER_LOST, goodbye=True)
-            elif kind in ("report", "options"):
-                self.inbox.append((kind, message["body"]))
+                self._down(Reason.PEER_LOST, goodbye=event.goodbye)
 
     def _pump_rest(self) -> None:
-        """Takes in what the peer sent before its goodbye."""
+        """Takes in what the peer sent before it left."""
         while self.link is not None and self._pump(monotonic_ns()) > 0:
             pass
 
-    def _answer_hello(self, peer: bytes, message: Mapping[str, object], now_ns: int) -> None:
-        if self.link is not None:
-            self._pump(now_ns)  # a peer that comes back may be the one whose end we have not read yet
-        if self.phase is Phase.UP and message.get("kind") == "hello":
-            busy = Refused(Reason.OVERLOAD, "session", "one peer at a time, and it is here", "a further HELLO")
-            self.counters.refuse(Reason.OVERLOAD)
-            self._control.send(peer, refuse_message(busy))
-            return
-        answer, result = self._listener.receive(message, now_ns)
-        self._control.send(peer, answer)
-        if isinstance(result, PeerFault):
-            self.counters.refuse(result.reason)
-            self.log.warning("hello_refused", reason=result.reason.value, detail=result.detail)
-            return
-        while len(self._pending) >= PENDING_AT_MOST:
-            self._pending.pop(next(iter(self._pending)))
-        self._pending[result.session] = (peer, result)
-
-    def _refused(self, peer: bytes, refusal: Refused, now_ns: int) -> None:
-        """A HELLO of ours was refused, or we refuse theirs: only an overloaded listener is worth trying again."""
-        self.counters.refuse(refusal.reason)
-        self._connector = None
-        self.phase = Phase.DOWN
-        if refusal.reason is Reason.OVERLOAD and self.config.wait_for_peer:
-            self._back_off(now_ns)
-            return
-        self._control.send(peer, refuse_message(refusal))
-        raise refusal
-
-    def _find_pending(self, session: int) -> Agreement | None:
-        entry = self._pending.get(session)
-        return entry[1] if entry is not None else None
-
-    def _expire_pending(self, now_ns: int) -> None:
-        late = [session for session, (_, agreement) in self._pending.items() if now_ns >= agreement.prove_by_ns]
-        for session in late:
-            del self._pending[session]
-            self.counters.add("links_never_proven")
-
-    def _connect(self, now_ns: int) -> None:
-        """The connector's next move: say HELLO when the backoff is over, watch the answer, dial the data port."""
-        try:
-            if self._dialer is not None:
-                sock = self._dialer.poll(now_ns)
-                if sock is not None:
-                    self._dialer = None
-                    assert self.agreement is not None
-                    self._up(sock, self.agreement)
-            elif self._connector is not None:
-                self._connector.tick(now_ns)
-            elif now_ns >= self._retry_ns:
-                self._connector = Connector(self.config.hello, encode_message, os.urandom)
-                self._control.send(b"", self._connector.start(now_ns))
-                self.phase = Phase.HELLO
-        except PeerFault as fault:
-            self.counters.refuse(fault.reason)
-            self._no_session(fault, now_ns)
-
-    def _back_off(self, now_ns: int) -> None:
-        self._retry_ns = now_ns + int(self._backoff_ns * self._random.uniform(0.5, 1.5))
-        self._backoff_ns = min(self._backoff_ns * 2, BACKOFF_MOST_NS)
-
     # ---- sessions -----------------------------------------------------------------------------------------------
-
-    def _link_proven(self, sock: socket.socket, agreement: Agreement) -> None:
-        peer, _ = self._pending.pop(agreement.session)
-        if self.phase is Phase.UP:
-            sock.close()
-            self.counters.refuse(Reason.OVERLOAD)
-            return
-        self._peer = peer
-        self._up(sock, agreement)
 
     def _up(self, sock: socket.socket, agreement: Agreement) -> None:
         self.agreement = agreement
@@ -402,7 +253,7 @@ class Engine:
             outbox = self._filter.outbox
         self.link = TcpLink(sock, self.sink, outbox)
         self.phase = Phase.UP
-        self._backoff_ns = BACKOFF_FIRST_NS
+        self._forming.settled()
         self.counters.add("sessions")
         self.log.info("session_up", session=terms.session, **self.link.describe())
         self._on_up()
@@ -430,7 +281,7 @@ class Engine:
         self._report_news(session)
         self.session = None
         self.sink = None
-        self._back_off(monotonic_ns())
+        self._forming.back_off(monotonic_ns())
         if not self.config.wait_for_peer:
             if not goodbye:
                 raise PeerFault(reason, "the link is gone")
@@ -461,7 +312,7 @@ class Engine:
 
     def send_control(self, kind: str, body: Mapping[str, object]) -> None:
         """Sends a `report` or `options` message to the session's peer."""
-        self._control.send(self._peer, {"kind": kind, "body": dict(body)})
+        self._forming.say(kind, body)
 
     def close(self) -> None:
         """Orderly end: goodbye, link closed, ports released. Safe to repeat."""
@@ -473,15 +324,11 @@ class Engine:
                     break
                 self.link.wait(1_000_000, -1)
             if self.link is not None:
-                self._control.send(self._peer, goodbye_message(Reason.CANCELLED))
+                self._forming.goodbye()
                 self.config = replace(self.config, wait_for_peer=True)
                 self._down(Reason.CANCELLED, goodbye=True)
         self.phase = Phase.CLOSED
-        if self._dialer is not None:
-            self._dialer.close()
-        if self._port is not None:
-            self._port.close()
-        self._control.close()
+        self._forming.close()
 
 
 def terms_of(agreement: Agreement) -> SessionTerms:

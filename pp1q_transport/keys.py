@@ -61,7 +61,7 @@ def is_key(text: str) -> bool:
 
 
 def new_pair() -> KeyPair:
-    """A fresh pair whose public key starts with a letter or digit, so that no command takes it for an option (at a cost of
+    """A fresh pair whose public key starts with a letter or digit, so that no command takes it for an option (it costs
     half a bit of 256)."""
     while True:
         public, secret = (half.decode("ascii") for half in zmq.curve_keypair())

@@ -2,7 +2,11 @@
 cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pp1q_transport._native.kernels cimport xxh3_64
+from pp1q_transport._native.kernels cimport f32_from_bits, f32_to_bits, xxh3_64
+
+cdef uint64_t _M32
+cdef uint64_t _SIGN
+cdef uint64_t _WRAP
 
 
 cdef uint32_t _u16(const uint8_t[::1] b, Py_ssize_t o) noexcept
@@ -14,8 +18,6 @@ cdef void _put32(uint8_t[::1] b, Py_ssize_t o, uint32_t v) noexcept
 @cython.locals(low=uint32_t, high=uint32_t)
 cdef void _put64(uint8_t[::1] b, Py_ssize_t o, uint64_t v) noexcept
 cdef uint64_t _pair(uint64_t low, uint64_t high) noexcept
-cdef double _f32(uint32_t bits)
-cdef uint32_t _f32_bits(double value)
 cdef list _ALLOWED_LIST
 
 

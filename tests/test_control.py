@@ -178,9 +178,12 @@ def test_sending_does_not_swallow_the_wake_up(pair: Pair) -> None:
     """ZeroMQ's descriptor is an edge that `send` may consume; ours must still poll readable."""
     for _ in range(50):
         pair.connector.send(PEER, {"kind": "ping"})
-        time.sleep(0.001)
+        time.sleep(0.003)  # libzmq looks at its mailbox in `send` only when some time has passed
         pair.listener.send(pair.peer, {"kind": "pong"})
-        pump([pair.listener], lambda box: bool(box[pair.listener]))
+        arrived: list[tuple[bytes, Message]] = []
+        while not arrived:
+            assert select.select([pair.listener.fileno()], [], [], 10)[0], "a message is there, but nothing says so"
+            arrived += pair.listener.receive()
         pump([pair.connector], lambda box: bool(box[pair.connector]))
 
 
@@ -199,9 +202,15 @@ def test_a_batch_is_bounded_and_the_rest_still_wakes(pair: Pair, monkeypatch: py
     monkeypatch.setattr(control, "BATCH", 4)
     for number in range(40):
         assert pair.connector.send(PEER, {"kind": "many", "n": number})
-    inbox = pump([pair.listener], lambda box: len(box[pair.listener]) == 40)
-    assert [message["n"] for _, message in inbox[pair.listener]] == list(range(40))
-    assert len(pair.listener.receive()) <= 4
+        assert pair.listener.send(pair.peer, {"kind": "many", "n": number})
+    for end in (pair.listener, pair.connector):
+        numbers: list[object] = []
+        while len(numbers) < 40:
+            assert select.select([end.fileno()], [], [], 10)[0]
+            batch = end.receive()
+            assert len(batch) <= 4
+            numbers += [message["n"] for _, message in batch]
+        assert numbers == list(range(40))
 
 
 # --- the end of a peer -----------------------------------------------------------------------------------------------
@@ -231,9 +240,10 @@ def test_a_listener_that_goes_is_reported_after_its_last_message(pair: Pair) -> 
     time.sleep(0.05)
     inbox = pump([pair.connector], lambda box: len(box[pair.connector]) == 5)
     assert [message["n"] for _, message in inbox[pair.connector]] == list(range(5))
+    assert select.select([pair.connector.fileno()], [], [], 10)[0]  # there is still the fault to hand out
     for _ in range(2):  # and it stays that way
         with pytest.raises(PeerFault) as caught:
-            pump([pair.connector], lambda _: False)
+            pair.connector.receive()
         assert caught.value.reason is Reason.PEER_LOST
     assert not pair.connector.send(PEER, {"kind": "late"})
     assert pair.connector.counters.of(Reason.PEER_LOST) == 1
@@ -243,6 +253,8 @@ def test_nothing_slips_into_the_listener_s_next_life() -> None:
     made = Pair()
     endpoint = made.listener.endpoint
     made.listener.close()
+    time.sleep(0.1)
+    assert not made.connector.send(PEER, {"kind": "of the old session"})  # before anybody called `receive`
     with ControlListener(endpoint) as second, closing(made.connector) as client:
         with pytest.raises(PeerFault, match="peer_lost"):
             pump([client, second], lambda _: False)
@@ -483,17 +495,3 @@ def test_a_connector_with_keys_does_not_talk_to_a_listener_without() -> None:
         client.send(PEER, {"kind": "secret"})
         assert fault_of(server, client).reason is Reason.AUTH_FAILED
         assert server.counters.get("control_received") == 0
-
-
-def test_without_its_handler_a_listener_lets_in_nobody() -> None:
-    """libzmq without a ZAP handler would admit every CURVE client; an enforced domain makes it fail closed."""
-    with ControlListener(LOOPBACK, SERVER_KEYS) as server, ControlConnector(server.endpoint, client_keys()) as client:
-        server._sockets.remove(server._zap)
-        server._zap.close()
-        server._answer_handshakes = lambda: None  # type: ignore[method-assign]
-        client.send(PEER, {"kind": "let me in"})
-        stop = time.monotonic() + 1.0
-        while time.monotonic() < stop:
-            assert server.receive() == []
-            time.sleep(0.02)
-        assert not client.connected

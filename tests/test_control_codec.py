@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import msgpack
 import pytest
@@ -87,6 +88,17 @@ def test_at_the_bounds_it_passes() -> None:
     message = {"a": nest(MAX_DEPTH - 1), "b": [0] * MAX_ITEMS, "c": "x" * MAX_TEXT_BYTES, "d": (1 << 64) - 1}
     assert decode_message(encode_message(message)) == message
     assert decode_message(encode_message({"d": -(1 << 63)})) == {"d": -(1 << 63)}
+
+
+def test_a_claim_of_many_items_allocates_little() -> None:
+    bomb = b"\x81\xa1a" + b"\xdc\xea\x60" * 20_000  # lists in lists, each of which says it holds 60,000 items
+    tracemalloc.start()
+    try:
+        with pytest.raises(PeerFault):
+            decode_message(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_size_is_judged_before_decoding() -> None:

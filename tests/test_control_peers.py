@@ -16,11 +16,27 @@ ACCOUNTS: list[tuple[str, list[object], int, int, list[bytes]]] = [
     ("silent peer goes", [(ACCEPTED, 5), (SUCCEEDED, 0), (DISCONNECTED, 5)], 0, 0, []),
     ("peer", [(ACCEPTED, 5), (SUCCEEDED, 0), (b"a", 5)], 1, 0, []),
     ("peer goes", [(ACCEPTED, 5), (SUCCEEDED, 0), (b"a", 5), (DISCONNECTED, 5)], 0, 0, [b"a"]),
-    ("spoke and went before we looked", [(ACCEPTED, 5), (SUCCEEDED, 0), (DISCONNECTED, 5), (b"a", 5)], 0, 1, [b"a"]),
+    ("spoke and went before we looked", [(ACCEPTED, 5), (SUCCEEDED, 0), (DISCONNECTED, 5), (b"a", 5)], 0, 0, [b"a"]),
+    (
+        "spoke and went beside a silent peer",
+        [(ACCEPTED, 6), (SUCCEEDED, 0), (ACCEPTED, 5), (SUCCEEDED, 0), (DISCONNECTED, 5), (b"a", 5), (b"b", 6)],
+        1, 0, [b"a"],
+    ),
+    (
+        "two spoke on one number before we looked",
+        [(ACCEPTED, 5), (SUCCEEDED, 0), (DISCONNECTED, 5), (ACCEPTED, 5), (SUCCEEDED, 0), (b"a", 5), (b"b", 5)],
+        1, 0, [b"a"],
+    ),
     (
         "the descriptor's number is used again",
         [(ACCEPTED, 5), (SUCCEEDED, 0), (b"a", 5), (DISCONNECTED, 5), (ACCEPTED, 5), (SUCCEEDED, 0), (b"b", 5)],
         1, 0, [b"a"],
+    ),
+    (
+        "the number is used again, and its second user is gone before we looked",
+        [(ACCEPTED, 5), (SUCCEEDED, 0), (b"a", 5), (DISCONNECTED, 5), (ACCEPTED, 5), (SUCCEEDED, 0), (DISCONNECTED, 5),
+         (b"b", 5)],
+        0, 0, [b"a", b"b"],
     ),
     (
         "a failure while another peer is still silent",

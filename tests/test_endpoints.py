@@ -1,19 +1,22 @@
-"""Endpoints as text, and what a control socket says of one it cannot use."""
+"""Endpoints as text, what a control socket says of one it cannot use, and what it does when left to itself."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
+from pp1q_transport import control
 from pp1q_transport.control import PEER, ControlConnector, ControlListener
 from pp1q_transport.endpoints import parse_endpoint
-from pp1q_transport.errors import ConfigError, LocalMisuse
+from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault
 from pp1q_transport.keys import KeyConfig, new_pair
 
 LOOPBACK = "tcp://127.0.0.1:0"
-SERVER = new_pair()
-SERVER_KEYS = KeyConfig(SERVER.public, SERVER.secret, allow=frozenset({SERVER.public}))
+SERVER, CLIENT = new_pair(), new_pair()
+SERVER_KEYS = KeyConfig(SERVER.public, SERVER.secret, allow=frozenset({CLIENT.public}))
+CLIENT_KEYS = KeyConfig(CLIENT.public, CLIENT.secret, SERVER.public)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,37 @@ def test_misuse_is_named() -> None:
                 end.send(peer, {"kind": "x"})
             with pytest.raises(LocalMisuse, match="closed"):
                 end.receive()
+
+
+def test_a_refused_connector_does_not_try_for_ever() -> None:
+    stranger_keys = KeyConfig(CLIENT.public, CLIENT.secret, new_pair().public)
+    with ControlListener(LOOPBACK, SERVER_KEYS) as server, ControlConnector(server.endpoint, stranger_keys) as stranger:
+        stop = time.monotonic() + 20
+        refused = False
+        while not refused:
+            assert time.monotonic() < stop
+            server.receive()
+            try:
+                stranger.receive()
+            except PeerFault:
+                refused = True
+        time.sleep(0.1)
+        server.receive()
+        before = server.counters.get("control_handshake_failed")
+        time.sleep(5 * control.RECONNECT_MS / 1000)
+        server.receive()
+        assert server.counters.get("control_handshake_failed") == before
+
+
+def test_without_its_handler_a_listener_lets_in_nobody() -> None:
+    """libzmq without a ZAP handler would admit every CURVE client; an enforced domain makes it fail closed."""
+    with ControlListener(LOOPBACK, SERVER_KEYS) as server, ControlConnector(server.endpoint, CLIENT_KEYS) as client:
+        server._sockets.remove(server._zap)
+        server._zap.close()
+        server._answer_handshakes = lambda: None  # type: ignore[method-assign]
+        client.send(PEER, {"kind": "let me in"})
+        stop = time.monotonic() + 1.0
+        while time.monotonic() < stop:
+            assert server.receive() == []
+            time.sleep(0.02)
+        assert not client.connected

@@ -277,7 +277,7 @@ def test_make_hello_derives_hash_and_sizes() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     (
-        ({"depth": 0}, "depth must be 1..64, not 0"),
+        ({"depth": 0}, "depth must be 1..32, not 0"),
         ({"vocab_size": -1}, "vocab_size must be"),
         ({"vocab_size": "big"}, "wrong type"),
         ({"draft_identity": ""}, "draft_identity"),

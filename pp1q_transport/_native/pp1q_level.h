@@ -126,8 +126,9 @@ static int level_q_sum(const uint8_t *q, size_t n, uint64_t *sum)
             vf32 value = load_f32(q + 4 * (i + (size_t)k * LANES32));
             vf32 raised = value + half;
             changed[k & 1] |= (vu32)(raised - half) ^ (vu32)value;
-            binade[k & 1] |= (vu32)raised ^ HALF_BITS;
-            counts[k] += (vu32)raised - HALF_BITS;
+            vu32 count = (vu32)raised - HALF_BITS; /* below 2^23 exactly when the sum stayed in the binade */
+            binade[k & 1] |= count;
+            counts[k] += count;
         }
     }
     for (; i < n; i++) {

@@ -15,11 +15,11 @@ from .. import wire
 from .._native import kernels
 from ..engine import Engine, EngineConfig, Phase
 from ..errors import InvalidQ, LocalMisuse, Reason
-from ..session.leader import Grant, LeaderSession
-from ..session.requests import RequestTable
+from ..session.leader import DRAFTING, SENT, Grant, LeaderSession
+from ..session.requests import Request, RequestTable
 from ..staging import Region, SlotViews
 from . import rows
-from .endpoint import Endpoint
+from .endpoint import Endpoint, same_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Step:
     """One STEP at the draft: put a row for each position in order, each conditioned on the tokens drawn before it."""
 
-    def __init__(self, leader: Leader, grant: Grant, tokens: npt.NDArray[np.int32]) -> None:
+    def __init__(self, leader: Leader, grant: Grant, request: Request) -> None:
         self._leader = leader
         self._grant = grant
         self.slot = grant.slot
@@ -48,8 +48,18 @@ class Step:
         self.budget_us = grant.budget_us
         self.trace_id = grant.trace_id
         self.seed = grant.seed
-        self.tokens = tokens
+        self._request = request
         self.received_ns = grant.received_ns
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """int32 [anchor + 1]: a copy of all committed tokens, prompt included."""
+        return self.tail(self.anchor + 1)
+
+    def tail(self, count: int) -> npt.NDArray[np.int32]:
+        """int32 [<= count]: a copy of the last committed tokens before the first drafted position."""
+        end = self.anchor + 1
+        return np.array(self._request.tokens[max(0, end - count) : end], np.int32)
 
     @property
     def positions(self) -> range:
@@ -88,6 +98,7 @@ class Leader(Endpoint):
         self.requests = RequestTable()
         self.session: LeaderSession | None = None
         self._steps: deque[Grant] = deque()
+        self._handed: dict[int, int] = {}  # slot -> the generation that was handed out last
         self._region: Region | None = None
         self._views: SlotViews | None = None
         self._on_open: list[Callable[[int, list[int]], None]] = []
@@ -100,7 +111,9 @@ class Leader(Endpoint):
 
     def _make_session(self, terms: SessionTerms) -> LeaderSession:
         geometry = terms.geometry()
-        if self._region is None or self._region.size != geometry.total_bytes:
+        if self._region is None or not same_slots(self._views, geometry, terms.vocab_size):
+            if self._region is not None:
+                self._region.close()
             self._region = Region(geometry.total_bytes, "pp1q-staging")
             self._views = SlotViews(self._region, geometry, terms.vocab_size, writable=True)
         if len(self._counts) != terms.vocab_size:
@@ -110,14 +123,16 @@ class Leader(Endpoint):
 
     def _on_up(self) -> None:
         self._steps.clear()
+        self._handed.clear()
 
     def _on_down(self, reason: Reason) -> None:
         session = self.session
         assert session is not None
-        session.lost()
         self._steps.clear()
         self._dispatch(session)
-        for request in self.requests.requests:
+        live = list(self.requests.requests)
+        session.lost()
+        for request in live:
             for callback in self._on_reset:
                 callback(request, reason)
         self.session = None
@@ -152,8 +167,10 @@ class Leader(Endpoint):
         while self._steps:
             grant = self._steps.popleft()
             request = self.requests.get(grant.request)
-            if self.drafting(grant) and request is not None:
-                return Step(self, grant, np.frombuffer(request.tokens.tobytes(), np.int32))
+            # A grant is its slot's: it is queued once for each generation, and only the last of them lives.
+            if self.drafting(grant) and request is not None and self._handed.get(grant.slot) != grant.generation:
+                self._handed[grant.slot] = grant.generation
+                return Step(self, grant, request)
         return None
 
     def serve(self, timeout_ns: int) -> None:
@@ -209,10 +226,17 @@ class Leader(Endpoint):
     ) -> int | None:
         """See `Step.put`."""
         session = self.session
-        if session is None or not grant.alive(step.slot_generation):
+        if session is None or grant.generation != step.slot_generation or grant.state not in (DRAFTING, SENT):
             return None
         if (weights is None) == (counts is None):
             raise LocalMisuse("give exactly one of weights and counts")
+        if ids is not None and (counts is None or step.support is None):
+            raise LocalMisuse("ids belong to the counts of a sparse row alone")
+        # Judged before staging memory is touched: a row that waits there to be sent must stay as it was digested.
+        if grant.state == SENT:
+            raise LocalMisuse(f"all {step.depth} rows of this step are put already")
+        if position != step.anchor + 1 + grant.rows:
+            raise LocalMisuse(f"position {position} out of order: the next one is {step.anchor + 1 + grant.rows}")
         if step.support is None:
             token, entries, at, length = self._stage_dense(step, position, weights, counts)
         else:
@@ -224,12 +248,6 @@ class Leader(Endpoint):
         self.engine.flush()
         self.collect()
         return token if sent else None
-
-    def _row(self, step: Step, position: int) -> int:
-        row = position - step.anchor - 1
-        if not 0 <= row < step.depth:
-            raise LocalMisuse(f"position {position} is outside {step.positions}")
-        return row
 
     def _draw_u24(self, step: Step, position: int) -> int:
         return kernels.draw_u24(step.seed, 1, step.generation, step.round, position)
@@ -250,7 +268,7 @@ class Leader(Endpoint):
             rows.shaped(counts, np.uint32, terms.vocab_size, "counts")
             if int(counts.sum(dtype=np.uint64)) != 1 << 24:
                 raise InvalidQ(Reason.MASS, "counts must sum to 2^24")
-        at = self._views.geometry.row_offset(step.slot, self._row(step, position))
+        at = self._views.geometry.row_offset(step.slot, position - step.anchor - 1)
         token = kernels.draw(counts, self._draw_u24(step, position))
         kernels.counts_to_q(counts, self._region.memory, at)
         return token, terms.vocab_size, at, terms.dense_row_bytes
@@ -272,14 +290,22 @@ class Leader(Endpoint):
             ids, counts = rows.allocate_top_k(weights, step.support)
         elif ids is None:
             raise LocalMisuse("sparse counts need their ids")
-        rows.sparse_valid(ids, counts, step.support)
+        rows.sparse_valid(ids, counts, step.support, self.session.terms.vocab_size)
         entries = len(ids)
-        row = self._row(step, position)
+        row = position - step.anchor - 1
         view_ids, view_q = self._views.sparse(step.slot, row, entries)
         view_ids[:] = ids
         view_q[:] = counts / np.float64(1 << 24)
         token = int(ids[kernels.draw(counts, self._draw_u24(step, position))])
         return token, entries, self._views.geometry.row_offset(step.slot, row), entries * 8
+
+    def close(self) -> None:
+        """See `Endpoint.close`; frees the staging memory too."""
+        super().close()
+        if self._region is not None:
+            self._region.close()
+        self._region = None
+        self._views = None
 
     def fail(self, grant: Grant, generation: int, reason: Reason) -> None:
         """See `Step.fail`."""

@@ -14,6 +14,17 @@ from ..errors import PeerFault, Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..session.slots import SlotGeometry
+    from ..staging import SlotViews
+
+
+def same_slots(views: SlotViews | None, geometry: SlotGeometry, vocab_size: int) -> bool:
+    """Whether memory laid out for an earlier session serves one of this geometry: equal in every part, not only in size."""
+    if views is None or views.vocab_size != vocab_size:
+        return False
+    before = views.geometry
+    return (before.max_slots, before.depth, before.row_bytes) == (geometry.max_slots, geometry.depth, geometry.row_bytes)
+
 
 class Endpoint:
     """What both roles share: an engine, its waiting, its end. A context manager."""
@@ -57,6 +68,8 @@ class Endpoint:
                 if got == kind:
                     del self.engine.inbox[index]
                     return body
+            if self.engine.phase is Phase.CLOSED:
+                raise PeerFault(Reason.PEER_LOST, f"the session is over, and no {kind} came")
             if kernels.monotonic_ns() >= deadline_ns:
                 raise PeerFault(Reason.TIMEOUT, f"no {kind} within {timeout_s:g} s")
             self.engine.poll()

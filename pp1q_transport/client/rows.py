@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 def allocate_top_k(
     weights: npt.NDArray[np.float64], k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+    """The k largest weights with 2^24 allocated among them: (ids int32 [n], counts uint32 [n]); raises `InvalidQ`."""
     ids = np.empty(k, np.int32)
     found = kernels.top_k(weights, k, ids)
+    valid(-min(found, 0))
     ids = ids[:found]
     counts = np.empty(found, np.uint32)
     valid(kernels.allocate(weights[ids], counts))
@@ -28,21 +30,31 @@ def allocate_top_k(
     return ids[kept], counts[kept]
 
 
-def shaped(array: npt.NDArray[np.generic], dtype: type[np.generic], length: int, name: str) -> None:
-    if array.dtype != dtype or array.shape != (length,) or not array.flags.c_contiguous:
-        raise LocalMisuse(f"{name} must be contiguous {dtype.__name__} [{length}], not {array.dtype} {array.shape}")
+def shaped(array: npt.NDArray[np.generic], dtype: type[np.generic], length: int | None, name: str) -> None:
+    """Raises `LocalMisuse` unless `array` is a contiguous vector of `dtype`, of `length` unless that is None."""
+    if not isinstance(array, np.ndarray):
+        raise LocalMisuse(f"{name} must be a numpy array, not {type(array).__name__}")
+    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous or length not in (None, len(array)):
+        size = "n" if length is None else length
+        raise LocalMisuse(f"{name} must be contiguous {dtype.__name__} [{size}], not {array.dtype} {array.shape}")
 
 
 def valid(code: int) -> None:
+    """Raises `InvalidQ` for a kernel's verdict on weights that is not 0."""
     if code:
         raise InvalidQ(Reason.from_code(code), "weights")
 
 
-def sparse_valid(ids: npt.NDArray[np.int32], counts: npt.NDArray[np.uint32], support: int) -> None:
+def sparse_valid(ids: npt.NDArray[np.int32], counts: npt.NDArray[np.uint32], support: int, vocab_size: int) -> None:
+    """Raises `LocalMisuse` for wrong types, `InvalidQ` for what is no canonical sparse row (SPEC section 3)."""
+    shaped(ids, np.int32, None, "ids")
+    shaped(counts, np.uint32, None, "counts")
     if len(ids) != len(counts) or not 1 <= len(ids) <= support:
         raise InvalidQ(Reason.SUPPORT_BOUNDS, f"{len(ids)} ids, {len(counts)} counts, at most {support}")
     if np.any(ids[1:] <= ids[:-1]):
         raise InvalidQ(Reason.ID_ORDER, "ids must rise strictly")
+    if ids[0] < 0 or ids[-1] >= vocab_size:
+        raise InvalidQ(Reason.ID_RANGE, f"ids must be within 0..{vocab_size - 1}")
     if np.any(counts == 0):
         raise InvalidQ(Reason.ZERO_ENTRY, "drop zero counts")
     if int(counts.sum(dtype=np.uint64)) != 1 << 24:

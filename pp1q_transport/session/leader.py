@@ -46,6 +46,7 @@ _SUPPORT_BOUNDS: Final = Reason.SUPPORT_BOUNDS.code
 _LIMITS_MISMATCH: Final = Reason.LIMITS_MISMATCH.code
 _KEY_REUSE: Final = Reason.KEY_REUSE.code
 _ID_RANGE: Final = Reason.ID_RANGE.code
+_OVERLOAD: Final = Reason.OVERLOAD.code
 
 
 class Grant:
@@ -176,7 +177,8 @@ class LeaderSession(FrameSink):
         return 0
 
     def lost(self) -> None:
-        """The link is gone: every grant of this session is dead."""
+        """The link is gone: every grant of this session is dead, its requests are closed."""
+        self.requests.end_session()
         for grant in self.grants:
             if grant.state == DRAFTING:
                 grant.state = DEAD
@@ -348,16 +350,11 @@ class LeaderSession(FrameSink):
             return -_CONTEXT_MISMATCH
         if header.position != header.token_count - 1:
             return -_POSITION_BOUNDS
-        known = self.requests.get(header.request)
-        if known is not None and known.session == self.terms.session:
+        if self.requests.get(header.request) is not None:
             return -_REQUEST_DUPLICATE
-        request = Request(header.request, header.seed, tokens, header.max_position, header.request_generation)
-        request.session = self.terms.session
-        if known is not None:
-            # Another session of the same request: the key guard goes on where it was.
-            request.inherit_keys(known)
-            self.requests.remove(header.request)
-        self.requests.add(request)
+        if self.requests.full():
+            return -_OVERLOAD
+        self.requests.add(Request(header.request, header.seed, tokens, header.max_position, header.request_generation))
         self.events.append(("open", header.request, tokens))
         return 0
 
@@ -408,6 +405,8 @@ class LeaderSession(FrameSink):
             self.outbox.withdraw(grant.slot)
         request = self.requests.get(header.request)
         if request is not None and header.request_generation >= request.generation:
-            request.generation = min(header.request_generation + 1, 0xFFFFFFFF)
+            # No +1 at the end of u32: it would wrap in the compiled build.
+            last = header.request_generation == 0xFFFFFFFF
+            request.generation = header.request_generation if last else header.request_generation + 1
         self.events.append(("reset", header.request, reason))
         return 0

@@ -99,6 +99,7 @@ class ReceiverSession(FrameSink):
 
     def open(self, request: Request) -> None:
         """Tells the leader of a request and its committed tokens (OPEN)."""
+        self.terms.judge_tokens(request.tokens)
         h = self._blank(wire.OPEN)
         h.request = request.request
         h.request_generation = request.generation
@@ -112,8 +113,6 @@ class ReceiverSession(FrameSink):
     def _send_tokens(self, h: Header, payload: bytes) -> None:
         h.token_count = len(payload) // 4
         h.payload_length = len(payload)
-        if h.payload_length > self.terms.max_context_tokens * 4:
-            raise LocalMisuse(f"{h.token_count} tokens exceed the negotiated {self.terms.max_context_tokens}")
         h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
         self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
 
@@ -135,10 +134,8 @@ class ReceiverSession(FrameSink):
         """
         if request.in_flight:
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
-        if not 1 <= depth <= self.terms.depth:
-            raise LocalMisuse(f"depth {depth} is outside 1..{self.terms.depth}")
-        if budget_us < 1:
-            raise LocalMisuse("budget_us must be at least 1")
+        self.terms.judge_step(depth, temperature, support, representation, budget_us)
+        request.check_round()
         slot = self.table.take()
         if slot is None:
             if self.table.exhausted():
@@ -181,8 +178,8 @@ class ReceiverSession(FrameSink):
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens of a round (verified or target-only) and tells the leader (COMMIT)."""
-        before = len(request.tokens)
-        request.extend(tokens)
+        fresh = self.terms.judge_tokens(tokens)
+        request.extend(fresh)
         request.in_flight = False
         h = self._blank(wire.COMMIT)
         h.request = request.request
@@ -193,7 +190,7 @@ class ReceiverSession(FrameSink):
         h.prefix_high = request.prefix_high
         h.accepted = accepted
         h.source = source
-        self._send_tokens(h, request.tokens[before:].tobytes())
+        self._send_tokens(h, fresh.tobytes())
 
     def close(self, request: Request) -> None:
         """Tells the leader that a request ended (CLOSE); its live proposal, if any, is cancelled first."""
@@ -241,8 +238,8 @@ class ReceiverSession(FrameSink):
         for slot in self.table.slots:
             if slot.state in (st.GRANTED, st.LANDING):
                 self.discard(slot, reason.code)
-        for index in self.fences:
-            self.fenced(index, False)
+        for slot in self.table.slots:
+            self.fenced(slot.index, False)
         self.fences.clear()
         for request in self.requests.requests.values():
             request.in_flight = False
@@ -261,6 +258,13 @@ class ReceiverSession(FrameSink):
         self.news.append(("discarded", reason, slot.index, slot.generation))
         self.fences.append(slot.index)
         self.settled.append(slot)
+        try:
+            self._tell_reset(slot, code)
+        except PeerFault as fault:  # a full outbox or the last generation: the session ends, but every slot is settled
+            self.broken = fault.reason.code
+        self._bound_quarantine()
+
+    def _tell_reset(self, slot: Slot, code: int) -> None:
         request = self.requests.get(slot.request)
         if request is not None and request.generation == slot.request_generation:
             request.discard()
@@ -273,7 +277,6 @@ class ReceiverSession(FrameSink):
         h.subject = wire.STEP
         h.status = code
         self.outbox.frame(h, None, 0, 0, NO_KEY)
-        self._bound_quarantine()
 
     def _bound_quarantine(self) -> None:
         if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():

@@ -7,6 +7,7 @@ leader's key guard sees to it that no proposal noise is ever drawn twice for one
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from .._native.kernels import prefix_digest
@@ -31,7 +32,6 @@ class Request:
         self.generation: int = generation
         self.round: int = 0
         self.in_flight: bool = False
-        self.session: int = 0  # leader: the session that opened it
         self.drew: bool = False  # leader: whether a key was ever used
         self.drew_generation: int = 0
         self.drew_round: int = 0
@@ -56,10 +56,14 @@ class Request:
             self.prefix_low, self.prefix_high = prefix_digest(self.prefix_low, self.prefix_high, fresh)
             self.tokens.extend(fresh)
 
-    def next_round(self) -> int:
-        """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
+    def check_round(self) -> None:
+        """Raises `PeerFault(generation_exhausted)` when `next_round` would."""
         if self.round >= U32_MAX:
             raise PeerFault(Reason.GENERATION_EXHAUSTED, "round")
+
+    def next_round(self) -> int:
+        """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
+        self.check_round()
         taken = self.round
         self.round += 1
         return taken
@@ -79,12 +83,6 @@ class Request:
             return generation > self.drew_generation
         return round > self.drew_round
 
-    def inherit_keys(self, earlier: Request) -> None:
-        """Takes over the keys that an earlier session's request of the same ID has used."""
-        self.drew = earlier.drew
-        self.drew_generation = earlier.drew_generation
-        self.drew_round = earlier.drew_round
-
     def mark_drawn(self, generation: int, round: int) -> None:
         """Records the key as used before its first draw."""
         self.drew = True
@@ -93,24 +91,56 @@ class Request:
 
 
 class RequestTable:
-    """Open requests by ID, bounded."""
+    """Open requests by ID, bounded; and, for the last `remembered` closed ones, which RNG keys are spent.
 
-    def __init__(self, limit: int = 4096) -> None:
+    A request ID that comes back goes on behind its spent keys: at the receiver with a generation beyond all it had, at the
+    leader with the key guard it left behind.
+    """
+
+    def __init__(self, limit: int = 4096, remembered: int = 65536) -> None:
         self.limit = limit
+        self.remembered = remembered
         self.requests: dict[int, Request] = {}
+        self._spent: OrderedDict[int, tuple[int, bool, int, int]] = OrderedDict()
+
+    def full(self) -> bool:
+        """Whether no further request may be opened."""
+        return len(self.requests) >= self.limit
 
     def add(self, request: Request) -> None:
-        """Opens a request; a known ID or one past the limit is `LocalMisuse`."""
+        """Opens a request; an open ID or one past the limit is `LocalMisuse`."""
         if request.request in self.requests:
             raise LocalMisuse(f"request {request.request} is open already")
-        if len(self.requests) >= self.limit:
+        if self.full():
             raise LocalMisuse(f"{self.limit} requests are open; close some first")
+        spent = self._spent.pop(request.request, None)
+        if spent is not None:
+            request.drew, request.drew_generation, request.drew_round = spent[1:]
         self.requests[request.request] = request
+
+    def fresh_generation(self, request: int) -> int:
+        """The first request_generation that no earlier life of this ID has used; 0 for an ID never seen."""
+        spent = self._spent.get(request)
+        if spent is None:
+            return 0
+        if spent[0] >= U32_MAX:
+            raise PeerFault(Reason.GENERATION_EXHAUSTED, "request_generation")
+        return spent[0] + 1
 
     def get(self, request: int) -> Request | None:
         """The open request of that ID, or None."""
         return self.requests.get(request)
 
     def remove(self, request: int) -> Request | None:
-        """Closes and returns the request, or None when it is not open."""
-        return self.requests.pop(request, None)
+        """Closes and returns the request, or None when it is not open. Its spent keys are remembered."""
+        closed = self.requests.pop(request, None)
+        if closed is not None:
+            self._spent[request] = (closed.generation, closed.drew, closed.drew_generation, closed.drew_round)
+            if len(self._spent) > self.remembered:
+                self._spent.popitem(last=False)
+        return closed
+
+    def end_session(self) -> None:
+        """The leader's side of a lost session: every request is closed, since the receiver opens the live ones anew."""
+        for request in list(self.requests):
+            self.remove(request)

@@ -50,8 +50,8 @@ class DemoOptions:
 
     @property
     def budget_us(self) -> int:
-        """A late proposal costs its budget, so runs that inject lateness have a shorter one."""
-        return LATE_BUDGET_US if self.faults.late else BUDGET_US
+        """A late or cut proposal costs its budget, so runs that inject faults have a shorter one."""
+        return LATE_BUDGET_US if self.faults.any else BUDGET_US
 
     @property
     def survives_links(self) -> bool:
@@ -136,7 +136,7 @@ def run_draft(options: DemoOptions, connect: str) -> None:
                 _re_form(leader)
             step = leader.next_step()
             if step is not None:
-                chain = step.tokens[-2:].tolist()
+                chain = step.tail(2).tolist()
                 for position in step.positions:
                     token = step.put(position, weights=draft.weights(chain, step.temperature))
                     if token is None:

@@ -89,30 +89,50 @@ class World:
         seed: int = 0,
         largest: int = 0,
     ) -> None:
-        self.terms = SessionTerms(
-            SESSION, LEADER_NONCE, RECEIVER_NONCE, vocab, depth, support, slots, dense, sparse, draw_proof, context_tokens
-        )
+        self._negotiated = (vocab, depth, support, slots, dense, sparse, draw_proof, context_tokens)
+        self._splits = (seed, largest)
+        self._quarantine = quarantine
         self.now = 0
         self.counts = {"leader": Counters(), "receiver": Counters()}
-        self.table = SlotTable(self.terms.geometry())
-        self.memory = bytearray(self.table.geometry.total_bytes)
         self.requests = RequestTable()
-        self.receiver = ReceiverSession(
-            self.terms, self.table, self.memory, self.requests, self.counts["receiver"], quarantine
-        )
-        self.leader = LeaderSession(self.terms, RequestTable(), self.counts["leader"])
-        self.taps = {"leader": Tap(self.leader.outbox, self), "receiver": Tap(self.receiver.outbox, self)}
-        left, right = sim_pair(
-            self.leader, self.taps["leader"].outbox, self.receiver, self.taps["receiver"].outbox, seed, largest
-        )
-        self.links = {"leader": left, "receiver": right}
-        self.ended: dict[str, Reason] = {}
-        self.fencing = True
+        self.leader_requests = RequestTable()
+        geometry = SessionTerms(SESSION, LEADER_NONCE, RECEIVER_NONCE, *self._negotiated).geometry()
+        self.table = SlotTable(geometry)
+        self.memory = bytearray(geometry.total_bytes)
+        self._join(SESSION)
+        self.fencing = True  # False: a link whose fences take their time
+        self.unconfirmed: list[int] = []
         self._rows: list[bytes] = []  # what the leader's outbox may still point at
         self._ready: dict[tuple[int, int], bytes] = {}
         self._generations = [0] * slots
 
-    # ---- the receiver's client ----------------------------------------------------------------------------------
+    def _join(self, session: int) -> None:
+        """New sessions at both ends and a new link between them; slots, memory and requests live on."""
+        self.terms = SessionTerms(session, LEADER_NONCE, RECEIVER_NONCE, *self._negotiated)
+        self.receiver = ReceiverSession(
+            self.terms, self.table, self.memory, self.requests, self.counts["receiver"], self._quarantine
+        )
+        self.leader = LeaderSession(self.terms, self.leader_requests, self.counts["leader"])
+        self.taps = {"leader": Tap(self.leader.outbox, self), "receiver": Tap(self.receiver.outbox, self)}
+        left, right = sim_pair(
+            self.leader, self.taps["leader"].outbox, self.receiver, self.taps["receiver"].outbox, *self._splits
+        )
+        self.links = {"leader": left, "receiver": right}
+        self.ended: dict[str, Reason] = {}
+
+    def reconnect(self, discard: bool = True) -> None:
+        """The link is lost and a new session formed, as engine and client do it. `discard` raises every generation."""
+        self.down("leader", Reason.LINK_ERROR)
+        self.run()
+        if discard:
+            for request in self.requests.requests.values():
+                request.discard()
+        self._join(self.terms.session + 1)
+        for request in self.requests.requests.values():
+            self.receiver.open(request)
+        self.run()
+
+    # ---- the receiver's client -------------------------------------------------------------------------------------
 
     def open(self, request: int, tokens: Iterable[int] = PROMPT, generation: int = 0, seed: int | None = None) -> Request:
         """Opens a request at both ends."""
@@ -162,7 +182,7 @@ class World:
         """The tokens of a ready proposal, as its client reads them."""
         return list(struct.unpack_from(f"<{flight.depth}i", self.memory, flight.slot.meta_at))
 
-    # ---- the draft ----------------------------------------------------------------------------------------------
+    # ---- the draft -------------------------------------------------------------------------------------------------
 
     def grant(self, flight: Flight) -> Grant:
         """The leader's view of a flight."""
@@ -200,7 +220,7 @@ class World:
         first = flight.slot.anchor + 1
         return [self.row(flight.request, flight.slot, first + i).token for i in range(flight.depth)]
 
-    # ---- raw frames ---------------------------------------------------------------------------------------------
+    # ---- raw frames ------------------------------------------------------------------------------------------------
 
     def frame(self, side: str, kind: int, payload: bytes = b"", **values: int) -> Frame:
         """A frame made by hand as if `side` had sent it, valid in identity and digests unless the case bends it."""
@@ -248,7 +268,7 @@ class World:
         }  # fmt: skip
         return self.frame("leader", wire.COMPLETION, **(base | values))
 
-    # ---- time and delivery --------------------------------------------------------------------------------------
+    # ---- time and delivery -----------------------------------------------------------------------------------------
 
     def at(self, now_ns: int) -> None:
         """Moves the clock and lets the watchdog look, as the engine does after each pass."""
@@ -301,6 +321,9 @@ class World:
         if self.fencing and "receiver" not in self.ended:
             for index in self.receiver.fences:
                 self.receiver.fenced(index, self.links["receiver"].fence(index))
+            self.receiver.fences.clear()
+        elif not self.fencing:
+            self.unconfirmed += self.receiver.fences
             self.receiver.fences.clear()
 
     def slot_bytes(self, slot: Slot) -> bytes:

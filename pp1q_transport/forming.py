@@ -1,0 +1,290 @@
+"""How a session forms: HELLO over the control plane, the data port or the dial to it, and what the peer says besides.
+
+Between the engine, which runs sessions and is told what happened (`Event`), and `control`, `negotiate` and the link's port. Knows
+no frames and no slots. A connector whose attempt failed tries again with jittered backoff. SPEC section 2.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from ._native.net import POLLIN, wait_io
+from .control import ControlConnector, ControlListener
+from .control_codec import encode_message
+from .errors import ConfigError, PeerFault, Reason, Refused
+from .links.tcp_port import TcpDialer, TcpPort
+from .session.negotiate import Agreement, Connector, Listener, goodbye_message, message_kind, refuse_message
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from .counters import Counters
+    from .keys import KeyConfig
+    from .session.hello import Hello
+
+BACKOFF_FIRST_NS: Final = 20_000_000
+BACKOFF_MOST_NS: Final = 1_000_000_000
+PENDING_AT_MOST: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A proven link and what both sides agreed on."""
+
+    sock: socket.socket
+    agreement: Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of the session's peer: kind ("report", "options") and body."""
+
+    kind: str
+    body: object
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The session's peer left the control plane, with a goodbye or without."""
+
+    goodbye: bool
+
+
+Event = Formed | Said | PeerGone
+
+
+class Forming:
+    """Forms one session at a time, listening (`listen`) or connecting (`connect`). For one thread."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        listen: str | None,
+        connect: str | None,
+        keys: KeyConfig | None,
+        counters: Counters,
+        takes_options: bool,
+        persistent: bool,
+        backoff_seed: int | None,
+    ) -> None:
+        if (listen is None) == (connect is None):
+            raise ConfigError("give exactly one of listen and connect")
+        self.counters = counters
+        self._hello = hello
+        self._keys = keys
+        self._connect_to = connect
+        self._persistent = persistent
+        self._log = structlog.get_logger("pp1q").bind(role=hello.role.value)
+        self._pending: dict[int, tuple[bytes, Agreement]] = {}
+        self._peer: bytes = b""
+        self._gone: bytes = b""
+        self._connector: Connector | None = None
+        self._dialer: TcpDialer | None = None
+        self._agreement: Agreement | None = None
+        self._random = random.Random(backoff_seed)
+        self._backoff_ns = BACKOFF_FIRST_NS
+        self._retry_ns = 0
+        self._port: TcpPort | None = None
+        self._control: ControlListener | ControlConnector
+        if listen is not None:
+            self._control = ControlListener(listen, keys, counters=counters)
+            address = self._control.address
+            self._port = self._open_port(address.host if address.scheme == "tcp" else "127.0.0.1")
+            self._listener = Listener(hello, self._port.endpoint, encode_message, os.urandom, takes_options=takes_options)
+        else:
+            self._control = self._dial_control()
+
+    def _open_port(self, host: str) -> TcpPort:
+        try:
+            return TcpPort(host, 0, self._find_pending, self.counters)
+        except ConfigError:
+            self._control.close()
+            raise
+
+    def _dial_control(self) -> ControlConnector:
+        """A control connection that ended is over; the next attempt needs a new one."""
+        assert self._connect_to is not None
+        return ControlConnector(self._connect_to, self._keys, counters=self.counters)
+
+    @property
+    def endpoint(self) -> str:
+        """The control endpoint in use; a listener's actual port where port 0 was asked for."""
+        return self._control.endpoint
+
+    # ---- what the engine asks for -------------------------------------------------------------------------------
+
+    def poll(self, now_ns: int, busy: bool) -> list[Event]:
+        """One pass without sleeping. `busy`: a session runs, so no other may form. Raises `Refused` when trying again can't
+        help, and any `PeerFault` of an attempt when not persistent."""
+        events: list[Event] = []
+        for peer, message in self._receive(now_ns, busy, events):
+            try:
+                self._handle(peer, message, now_ns, busy, events)
+            except Refused as refusal:
+                self._refused(peer, refusal, now_ns)
+            except PeerFault as fault:
+                self.counters.refuse(fault.reason)
+                self._log.warning("control_refused", reason=fault.reason.value, detail=fault.detail)
+        if self._port is not None:
+            self._expire_pending(now_ns)
+            for sock, agreement in self._port.poll(now_ns):
+                self._proven(sock, agreement, busy, events)
+        elif not busy:
+            self._attempt(now_ns, events)
+        return events
+
+    def wait(self, timeout_ns: int) -> None:
+        """Sleeps until the control plane or a forming link has something, for at most `timeout_ns`."""
+        other = -1
+        if self._dialer is not None:
+            other = self._dialer.fileno()
+        elif self._port is not None:
+            other = self._port.fileno()
+        wait_io(self._control.fileno(), POLLIN, other, POLLIN, timeout_ns)
+
+    def say(self, kind: str, body: Mapping[str, object]) -> None:
+        """Sends a "report" or "options" message to the session's peer."""
+        self._control.send(self._peer, {"kind": kind, "body": dict(body)})
+
+    def goodbye(self) -> None:
+        """Tells the session's peer that this is an orderly end."""
+        self._control.send(self._peer, goodbye_message(Reason.CANCELLED))
+
+    def back_off(self, now_ns: int) -> None:
+        """The next attempt waits, each time longer, with jitter: restarts don't come in step."""
+        self._retry_ns = now_ns + int(self._backoff_ns * self._random.uniform(0.5, 1.5))
+        self._backoff_ns = min(self._backoff_ns * 2, BACKOFF_MOST_NS)
+
+    def settled(self) -> None:
+        """A session runs: the next backoff starts small again."""
+        self._backoff_ns = BACKOFF_FIRST_NS
+
+    def close(self) -> None:
+        """Closes every socket. Safe to repeat."""
+        if self._dialer is not None:
+            self._dialer.close()
+            self._dialer = None
+        if self._port is not None:
+            self._port.close()
+        self._control.close()
+
+    # ---- messages -----------------------------------------------------------------------------------------------
+
+    def _receive(self, now_ns: int, busy: bool, events: list[Event]) -> list[tuple[bytes, dict[str, object]]]:
+        """Messages of the control plane; notices when the session's peer, or a connector's listener, is gone from it."""
+        try:
+            messages = self._control.receive()
+        except PeerFault as fault:
+            if busy:
+                events.append(PeerGone(goodbye=False))
+            self._failed(fault, now_ns)
+            return []
+        if isinstance(self._control, ControlListener) and self._peer in self._control.lost():
+            self._gone = self._peer
+        if self._gone and not messages:
+            if busy and self._gone == self._peer:
+                events.append(PeerGone(goodbye=False))
+            self._gone = b""
+        return messages
+
+    def _handle(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool, events: list[Event]) -> None:
+        kind = message.get("kind")
+        if self._port is not None and kind not in ("goodbye", "keepalive", "report", "options"):
+            self._answer_hello(peer, message, now_ns, busy)
+        elif self._connector is not None and kind in ("hello_ack", "refuse"):
+            self._agreement = self._connector.receive(message, now_ns)
+            self._connector = None
+            self._dialer = TcpDialer(self._agreement, now_ns)
+        else:
+            kind = message_kind(message)
+            if kind == "keepalive" or (kind == "goodbye" and not busy):
+                return  # the link of a peer that left said so already
+            if peer != self._peer or not busy:
+                raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")
+            events.append(PeerGone(goodbye=True) if kind == "goodbye" else Said(kind, message.get("body")))
+
+    def _answer_hello(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool) -> None:
+        if busy and message.get("kind") == "hello":
+            self.counters.refuse(Reason.OVERLOAD)
+            refusal = Refused(Reason.OVERLOAD, "session", "one peer at a time, and it is here", "a further HELLO")
+            self._control.send(peer, refuse_message(refusal))
+            return
+        answer, result = self._listener.receive(message, now_ns)
+        self._control.send(peer, answer)
+        if isinstance(result, PeerFault):
+            self.counters.refuse(result.reason)
+            self._log.warning("hello_refused", reason=result.reason.value, detail=result.detail)
+            return
+        while len(self._pending) >= PENDING_AT_MOST:
+            self._pending.pop(next(iter(self._pending)))
+        self._pending[result.session] = (peer, result)
+
+    def _refused(self, peer: bytes, refusal: Refused, now_ns: int) -> None:
+        """A HELLO of ours was refused, or we refuse theirs: only an overloaded listener is worth trying again."""
+        self.counters.refuse(refusal.reason)
+        self._connector = None
+        if refusal.reason is Reason.OVERLOAD and self._persistent:
+            self.back_off(now_ns)
+            return
+        self._control.send(peer, refuse_message(refusal))
+        raise refusal
+
+    # ---- the listener's links -----------------------------------------------------------------------------------
+
+    def _find_pending(self, session: int) -> Agreement | None:
+        entry = self._pending.get(session)
+        return entry[1] if entry is not None else None
+
+    def _expire_pending(self, now_ns: int) -> None:
+        late = [session for session, (_, agreement) in self._pending.items() if now_ns >= agreement.prove_by_ns]
+        for session in late:
+            del self._pending[session]
+            self.counters.add("links_never_proven")
+
+    def _proven(self, sock: socket.socket, agreement: Agreement, busy: bool, events: list[Event]) -> None:
+        peer, _ = self._pending.pop(agreement.session)
+        if busy or any(isinstance(event, Formed) for event in events):
+            sock.close()
+            self.counters.refuse(Reason.OVERLOAD)
+            return
+        self._peer = peer
+        events.append(Formed(sock, agreement))
+
+    # ---- the connector's attempts -------------------------------------------------------------------------------
+
+    def _attempt(self, now_ns: int, events: list[Event]) -> None:
+        """The next move: say HELLO when the backoff is over, watch for the answer, dial the data port."""
+        try:
+            if self._dialer is not None:
+                sock = self._dialer.poll(now_ns)
+                if sock is not None:
+                    self._dialer = None
+                    assert self._agreement is not None
+                    events.append(Formed(sock, self._agreement))
+            elif self._connector is not None:
+                self._connector.tick(now_ns)
+            elif now_ns >= self._retry_ns:
+                self._connector = Connector(self._hello, encode_message, os.urandom)
+                self._control.send(b"", self._connector.start(now_ns))
+        except PeerFault as fault:
+            self.counters.refuse(fault.reason)
+            self._failed(fault, now_ns)
+
+    def _failed(self, fault: PeerFault, now_ns: int) -> None:
+        """An attempt failed: try again later, or raise what trying again can't mend."""
+        if self._dialer is not None:
+            self._dialer.close()
+        self._dialer = None
+        self._connector = None
+        self._log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
+        if not self._persistent or fault.reason is Reason.AUTH_FAILED:
+            raise fault
+        self._control.close()
+        self._control = self._dial_control()
+        self.back_off(now_ns)

@@ -1,0 +1,44 @@
+"""Tests of the whole stack: real sockets, real processes. Every one of them has a watchdog."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+import structlog
+from system_rig import Rig
+
+
+class MakeRig(Protocol):
+    def __call__(self, **options: Any) -> Rig: ...
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nothing of the transport's own log but errors: what a test wants to see it captures."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """A connected pair of small ends; the receiver listens."""
+    with Rig() as pair:
+        yield pair.connect()
+
+
+@pytest.fixture
+def make_rig() -> Iterator[MakeRig]:
+    """Makes pairs that are closed when the test is over."""
+    made: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        made.append(Rig(**options))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.close()
