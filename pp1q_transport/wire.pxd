@@ -57,6 +57,9 @@ cdef class Header:
     cpdef uint64_t payload_seed(self, uint64_t leader_nonce) except? 0
 
 
+cdef uint8_t[::1] _CONTEXT
+
+@cython.locals(b=uint8_t[::1])
 cpdef uint64_t context_digest(
     uint64_t prefix_low, uint64_t prefix_high, uint64_t target_context, double temperature, uint32_t support_policy,
     uint32_t representation) except? 0

@@ -427,6 +427,9 @@ def _pair(low: int, high: int) -> int:
     return low | (high << 32)
 
 
+_CONTEXT: Memory = bytearray(33)  # one for all: making a buffer costs more than digesting it, and callers hold the GIL
+
+
 def context_digest(
     prefix_low: int, prefix_high: int, target_context: int, temperature: float, support_policy: int, representation: int
 ) -> int:
@@ -434,7 +437,7 @@ def context_digest(
 
     Packed little-endian: prefix digest 16 bytes, target context u64, temperature f32, support policy u32, representation u8.
     """
-    b = bytearray(33)
+    b = _CONTEXT
     _put64(b, 0, prefix_low)
     _put64(b, 8, prefix_high)
     _put64(b, 16, target_context)

@@ -9,6 +9,16 @@ from pp1q_transport.session.outbox cimport Outbox
 from pp1q_transport.session.terms cimport SessionTerms
 from pp1q_transport.wire cimport Header
 
+from pp1q_transport.session.requests cimport Request
+
+cdef int _IDLE
+cdef int _DRAFTING
+cdef int _SENT
+cdef int _DEAD
+cdef uint32_t _REPLY
+cdef uint32_t _COMPLETION
+cdef int64_t _NO_KEY
+
 
 cdef class Grant:
     cdef public uint32_t slot
@@ -52,17 +62,19 @@ cdef class LeaderSession(FrameSink):
     cpdef progress(self, Header header, Py_ssize_t landed)
     @cython.locals(kind=uint32_t)
     cpdef int finish(self, Header header, int64_t now_ns) except? -999
-    @cython.locals(grant=Grant, code=int)
+    @cython.locals(grant=Grant, code=int, request=Request)
     cdef int _step(self, Header header, int64_t now_ns) except -1
-    @cython.locals(code=int)
+    @cython.locals(code=int, request=Request)
     cdef int _judge_step(self, Grant grant, Header header) except -1
     cdef int _judge_policy(self, Header header) except -1
     @cython.locals(h=Header)
     cdef _refuse(self, Header header, int code)
     cdef _landed_tokens(self, Header header)
+    @cython.locals(request=Request)
     cdef int _open(self, Header header) except? -999
+    @cython.locals(request=Request)
     cdef int _commit(self, Header header) except? -999
     @cython.locals(grant=Grant)
     cdef int _close(self, Header header) except? -999
-    @cython.locals(grant=Grant)
+    @cython.locals(grant=Grant, request=Request)
     cdef int _notice(self, Header header) except? -999

@@ -28,6 +28,15 @@ DRAFTING: Final = 1
 SENT: Final = 2
 DEAD: Final = 3
 
+# The same numbers, and some of wire's and the outbox's, as C integers in the compiled build.
+_IDLE: Final = IDLE
+_DRAFTING: Final = DRAFTING
+_SENT: Final = SENT
+_DEAD: Final = DEAD
+_REPLY: Final = wire.REPLY
+_COMPLETION: Final = wire.COMPLETION
+_NO_KEY: Final = NO_KEY
+
 _BOOT_NONCE: Final = Reason.BOOT_NONCE.code
 _SESSION_MISMATCH: Final = Reason.SESSION_MISMATCH.code
 _SLOT_BOUNDS: Final = Reason.SLOT_BOUNDS.code
@@ -76,7 +85,7 @@ class Grant:
 
     def alive(self, generation: int) -> bool:
         """Whether rows put for this generation still reach the receiver; the object is reused for the slot's next one."""
-        return self.state == DRAFTING and self.generation == generation
+        return self.state == _DRAFTING and self.generation == generation
 
 
 class LeaderSession(FrameSink):
@@ -118,16 +127,16 @@ class LeaderSession(FrameSink):
         The payload is `length` bytes at `memory[offset:]`, left alone until sent. False when the generation is dead (the row is
         dropped). Rows come in order, since each is conditioned on the tokens before it.
         """
-        if grant.state == DEAD or grant.state == IDLE or grant.generation != generation:
+        if grant.state == _DEAD or grant.state == _IDLE or grant.generation != generation:
             return False
-        if grant.state != DRAFTING:
+        if grant.state != _DRAFTING:
             raise LocalMisuse(f"slot {grant.slot}: all {grant.depth} rows are put already")
         if position != grant.anchor + 1 + grant.rows:
             raise LocalMisuse(f"position {position} out of order: the next one is {grant.anchor + 1 + grant.rows}")
         if token < 0 or token >= self.terms.vocab_size:
             raise LocalMisuse(f"token {token} is outside the vocabulary of {self.terms.vocab_size}")
         self._check_payload(grant, entries, length)
-        h = self._answer(wire.REPLY, grant)
+        h = self._answer(_REPLY, grant)
         h.position = position
         h.representation = grant.representation
         h.entry_count = entries
@@ -164,15 +173,15 @@ class LeaderSession(FrameSink):
             self._complete(grant, reason.code)
 
     def _complete(self, grant: Grant, status: int) -> int:
-        h = self._answer(wire.COMPLETION, grant)
+        h = self._answer(_COMPLETION, grant)
         h.position = grant.anchor
         h.context = grant.context
         h.positions = grant.rows
         h.status = status
         h.reply_size = grant.reply_bytes
         h.reply_digest = xxh3_64(grant.digests, 0, grant.rows * 16, 0)
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
-        grant.state = SENT if status == 0 else DEAD
+        self.outbox.frame(h, None, 0, 0, _NO_KEY)
+        grant.state = _SENT if status == 0 else _DEAD
         self.completions += 1
         return 0
 
@@ -180,8 +189,8 @@ class LeaderSession(FrameSink):
         """The link is gone: every grant of this session is dead, its requests are closed."""
         self.requests.end_session()
         for grant in self.grants:
-            if grant.state == DRAFTING:
-                grant.state = DEAD
+            if grant.state == _DRAFTING:
+                grant.state = _DEAD
 
     def _answer(self, kind: int, grant: Grant) -> Header:
         h = self._blank(kind)
@@ -253,7 +262,7 @@ class LeaderSession(FrameSink):
         request = self.requests.get(header.request)
         assert request is not None
         request.mark_drawn(header.request_generation, header.round)
-        grant.state = DRAFTING
+        grant.state = _DRAFTING
         grant.generation = header.slot_generation
         grant.request = header.request
         grant.request_generation = header.request_generation
@@ -329,7 +338,7 @@ class LeaderSession(FrameSink):
         h.round = header.round
         h.subject = wire.STEP
         h.status = code
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
+        self.outbox.frame(h, None, 0, 0, _NO_KEY)
 
     def _landed_tokens(self, header: Header) -> tuple[int, array[int]]:
         """(0, tokens), or the code of the first check that fails."""
@@ -380,8 +389,8 @@ class LeaderSession(FrameSink):
         if self.requests.remove(header.request) is None:
             return -_REQUEST_UNKNOWN
         for grant in self.grants:
-            if grant.request == header.request and grant.state == DRAFTING:
-                grant.state = DEAD
+            if grant.request == header.request and grant.state == _DRAFTING:
+                grant.state = _DEAD
         self.events.append(("close", header.request, None))
         return 0
 
@@ -401,7 +410,7 @@ class LeaderSession(FrameSink):
         self.news.append(("reset", reason, header.slot, header.slot_generation))
         grant = self.grants[header.slot]
         if grant.generation == header.slot_generation:
-            grant.state = DEAD
+            grant.state = _DEAD
             self.outbox.withdraw(grant.slot)
         request = self.requests.get(header.request)
         if request is not None and header.request_generation >= request.generation:

@@ -6,10 +6,16 @@ from pp1q_transport cimport wire
 from pp1q_transport._native.kernels cimport DenseCursor, draw_u24, validate_sparse_row, xxh3_64
 from pp1q_transport.session.assembler cimport FrameSink, Landing
 from pp1q_transport.session.outbox cimport Outbox
+from pp1q_transport.session.requests cimport Request
 from pp1q_transport.session.slots cimport Slot, SlotTable
 from pp1q_transport.session.terms cimport SessionTerms
 from pp1q_transport.session.watchdog cimport Watchdog
 from pp1q_transport.wire cimport Header
+
+cdef uint32_t _NO_PROOF
+cdef int64_t _NO_KEY
+cdef uint32_t _STEP
+cdef uint32_t _COMMIT
 
 
 cdef class ReceiverSession(FrameSink):
@@ -29,7 +35,7 @@ cdef class ReceiverSession(FrameSink):
     cdef uint32_t _row
 
     @cython.locals(h=Header, slot=Slot)
-    cpdef Slot step(self, request, int64_t now_ns, uint32_t depth, double temperature, uint32_t support,
+    cpdef Slot step(self, Request request, int64_t now_ns, uint32_t depth, double temperature, uint32_t support,
                     uint32_t representation, uint64_t target_context, int64_t budget_us, uint64_t trace_id)
     cpdef bint release(self, Slot slot, uint32_t generation, int rank, int consumer) except -1
     cpdef tick(self, int64_t now_ns)

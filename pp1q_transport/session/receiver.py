@@ -31,6 +31,12 @@ MASS: Final = 1 << 24
 NO_PROOF: Final = 0xFFFFFFFF
 PROPOSAL_DOMAIN: Final = 1
 
+# As C integers in the compiled build.
+_NO_PROOF: Final = NO_PROOF
+_NO_KEY: Final = NO_KEY
+_STEP: Final = wire.STEP
+_COMMIT: Final = wire.COMMIT
+
 _BOOT_NONCE: Final = Reason.BOOT_NONCE.code
 _SESSION_MISMATCH: Final = Reason.SESSION_MISMATCH.code
 _SLOT_BOUNDS: Final = Reason.SLOT_BOUNDS.code
@@ -114,7 +120,7 @@ class ReceiverSession(FrameSink):
         h.token_count = len(payload) // 4
         h.payload_length = len(payload)
         h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
-        self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
+        self.outbox.frame(h, payload, 0, len(payload), _NO_KEY)
 
     def step(
         self,
@@ -141,7 +147,7 @@ class ReceiverSession(FrameSink):
             if self.table.exhausted():
                 raise PeerFault(Reason.GENERATION_EXHAUSTED, "slot_generation")
             return None
-        h = self._blank(wire.STEP)
+        h = self._blank(_STEP)
         h.request = request.request
         h.request_generation = request.generation
         h.round = request.next_round()
@@ -173,7 +179,7 @@ class ReceiverSession(FrameSink):
         slot.consumers = 1
         self.watchdog.arm(slot.index, slot.deadline_ns)
         request.in_flight = True
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
+        self.outbox.frame(h, None, 0, 0, _NO_KEY)
         return slot
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
@@ -181,7 +187,7 @@ class ReceiverSession(FrameSink):
         fresh = self.terms.judge_tokens(tokens)
         request.extend(fresh)
         request.in_flight = False
-        h = self._blank(wire.COMMIT)
+        h = self._blank(_COMMIT)
         h.request = request.request
         h.request_generation = request.generation
         h.round = round
@@ -200,7 +206,7 @@ class ReceiverSession(FrameSink):
         h.request_generation = request.generation
         h.subject = 0
         h.status = 0
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
+        self.outbox.frame(h, None, 0, 0, _NO_KEY)
 
     def cancel_request(self, request: Request, reason: Reason) -> None:
         """Invalidates the request's proposal that is still landing, if there is one."""
@@ -276,7 +282,7 @@ class ReceiverSession(FrameSink):
         h.round = slot.round
         h.subject = wire.STEP
         h.status = code
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
+        self.outbox.frame(h, None, 0, 0, _NO_KEY)
 
     def _bound_quarantine(self) -> None:
         if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():
@@ -411,7 +417,7 @@ class ReceiverSession(FrameSink):
     def _finish_row(self, header: Header) -> None:
         slot = self._slot
         at = slot.rows_at + self._row * slot.row_bytes
-        u24 = NO_PROOF
+        u24 = _NO_PROOF
         if self.terms.draw_proof:
             u24 = draw_u24(slot.seed, 1, slot.request_generation, slot.round, header.position)
         if header.representation == 1:

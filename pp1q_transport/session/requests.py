@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 U32_MAX: Final = 0xFFFFFFFF
+_U32_MAX: Final = U32_MAX  # a C integer in the compiled build
 
 
 class Request:
@@ -28,6 +29,7 @@ class Request:
         self.tokens: array[int] = array("i")
         self.prefix_low: int = 0
         self.prefix_high: int = 0
+        self.anchor: int = -1  # absolute position of the last committed token; the first drafted position is the next one
         self.max_position: int = max_position
         self.generation: int = generation
         self.round: int = 0
@@ -38,11 +40,6 @@ class Request:
         self.extend(tokens)
         if not self.tokens:
             raise LocalMisuse("a request needs at least one committed token (its prompt)")
-
-    @property
-    def anchor(self) -> int:
-        """Absolute position of the last committed token; the first drafted position is the next one."""
-        return len(self.tokens) - 1
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends committed tokens and moves the prefix digest on; the state is unchanged if a token is no int32."""
@@ -55,11 +52,13 @@ class Request:
         if fresh:
             self.prefix_low, self.prefix_high = prefix_digest(self.prefix_low, self.prefix_high, fresh)
             self.tokens.extend(fresh)
+            self.anchor = len(self.tokens) - 1
 
-    def check_round(self) -> None:
-        """Raises `PeerFault(generation_exhausted)` when `next_round` would."""
-        if self.round >= U32_MAX:
+    def check_round(self) -> int:
+        """0, or raises `PeerFault(generation_exhausted)` when `next_round` would."""
+        if self.round >= _U32_MAX:
             raise PeerFault(Reason.GENERATION_EXHAUSTED, "round")
+        return 0
 
     def next_round(self) -> int:
         """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
@@ -83,11 +82,12 @@ class Request:
             return generation > self.drew_generation
         return round > self.drew_round
 
-    def mark_drawn(self, generation: int, round: int) -> None:
-        """Records the key as used before its first draw."""
+    def mark_drawn(self, generation: int, round: int) -> int:
+        """0. Records the key as used before its first draw."""
         self.drew = True
         self.drew_generation = generation
         self.drew_round = round
+        return 0
 
 
 class RequestTable:
