@@ -307,7 +307,7 @@ class Engine:
     def end_session(self) -> None:
         """Ends the running session, if there is one, and stays ready for another."""
         if self.link is not None:
-            self._control.send(self._peer, goodbye_message(Reason.CANCELLED))
+            self._forming.goodbye()
             self._down(Reason.CANCELLED, goodbye=True)
 
     def send_control(self, kind: str, body: Mapping[str, object]) -> None:

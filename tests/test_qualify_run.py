@@ -14,6 +14,7 @@ from pp1q_transport import dyadic, rng
 from pp1q_transport.client import EngineConfig, Leader, Receiver, Role, make_hello, new_boot_nonce, open_leader, open_receiver
 from pp1q_transport.errors import ConfigError, PeerFault, Reason
 from pp1q_transport.qualify import messages
+from pp1q_transport.qualify.answering import Answerer
 from pp1q_transport.qualify.leading import LeaderRun
 from pp1q_transport.qualify.measuring import ReceiverRun
 from pp1q_transport.qualify.plan import (
@@ -151,7 +152,9 @@ def test_source_rows_are_real_q_and_the_predrawn_tokens_are_those_of_the_owned_r
         counts.append(dyadic.to_counts(q))
         assert counts[-1].sum() == dyadic.MASS
     for stage in filter(transport_stage, stages(plan)):
-        for index, request, seed, rounds in stage_requests(plan, stage):
+        for index, number, seed, rounds in stage_requests(plan, stage):
+            assert source.indexes[number] == index
+            assert source.starts[number + 1] - source.starts[number] == rounds * plan.depth
             for round_ in range(rounds):
                 for position in range(plan.depth):
                     row = first_row(plan, index, round_) + position
@@ -160,8 +163,8 @@ def test_source_rows_are_real_q_and_the_predrawn_tokens_are_those_of_the_owned_r
                     at = dyadic.draw(counts[row], u24)
                     ids = make_row(plan, row).ids
                     token = at if ids is None else int(ids[at])
-                    assert source.tokens[request][round_ * plan.depth + position] == token
-                    assert source.draw(row, seed, 0, round_, absolute) == token
+                    assert source.tokens[source.starts[number] + round_ * plan.depth + position] == token
+                    assert source.draw_all(row - position, seed, 0, round_, absolute - position)[position] == token
 
 
 def test_rows_differ_from_one_another_and_with_the_seed() -> None:
@@ -281,22 +284,22 @@ def test_rows_that_are_valid_but_not_those_of_the_plan_are_noticed(monkeypatch: 
     assert made.fault.reason is Reason.PAYLOAD_DIGEST
 
 
-def test_a_discarded_proposal_is_counted_and_the_run_goes_on() -> None:
+def test_a_discarded_proposal_is_counted_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small()
     with bench(plan) as made:
         lead = made.lead()
-        answer, failed = lead._answer, []
+        failed = []
 
-        def fail_once(grant: Any, gap_ns: int) -> int:
-            if len(failed) < 2 and grant.round == 3:
-                failed.append(grant.request)
-                session = made.leader.session
-                assert session is not None
-                session.fail(grant, grant.generation, Reason.CANCELLED)
-                return 0
-            return answer(grant, gap_ns)
+        class Failing(Answerer):
+            def answer(self, grant: Any, gap_ns: int) -> int:
+                if len(failed) < 2 and grant.round == 3:
+                    failed.append(grant.request)
+                    self.session.fail(grant, grant.generation, Reason.CANCELLED)
+                    self.link.pump(0)
+                    return 0
+                return super().answer(grant, gap_ns)
 
-        lead._answer = fail_once  # type: ignore[method-assign]
+        monkeypatch.setattr("pp1q_transport.qualify.leading.Answerer", Failing)
         report = lead.run()
     assert made.fault is None
     assert (report.discarded, report.reasons) == (2, {"cancelled": 2})
