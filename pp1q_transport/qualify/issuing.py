@@ -19,7 +19,7 @@ from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, Reason
 from ..session import slots as st
 from .motion import advance_of, live_link, look_around, lost_link
-from .plan import BATCHES_IN_FLIGHT, BUDGET_US, PROMPT, Plan, Stage, StageKind, first_row, stage_requests
+from .plan import BATCHES_IN_FLIGHT, BUDGET_US, PROMPT, Plan, Stage, StageKind, first_row, request_base, stage_requests
 from .stats import CpuTimes, Nanoseconds, cpu_s_per_GB
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ class Issuer:
 
     def run(self, stage: Stage) -> Block:
         """One transport stage, with requests of its own. Raises `PeerFault`."""
+        session = self.receiver.session
+        base = request_base(session.terms.session) if session is not None else 0
         self._open = [
-            self.receiver.open_request(request, PROMPT, seed=seed)
-            for _, request, seed, _ in stage_requests(self.plan, stage)
+            self.receiver.open_request(base + number, PROMPT, seed=seed)
+            for _, number, seed, _ in stage_requests(self.plan, stage)
         ]
         self._indexes = {request.request: index for index, request in enumerate(self._open)}
         live_link(self.receiver).pump(monotonic_ns())
