@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from . import wire
 from ._native.kernels import monotonic_ns
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
 from .forming import Formed, Forming, Said
 from .links.tcp import TcpLink
 from .session import hello as hello_fields
+from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .keys import KeyConfig
-    from .session.assembler import FrameSink
     from .session.hello import Hello
     from .session.outbox import Outbox
 
@@ -64,16 +63,6 @@ class Phase(str, Enum):
     DOWN = "down"
     UP = "up"
     CLOSED = "closed"
-
-
-class Session(Protocol):
-    """What the engine needs of either session machine."""
-
-    terms: SessionTerms
-    outbox: Outbox
-    news: list[tuple[str, Reason, int, int]]
-    broken: int
-    peer_status: int  # the code of the reason with which the peer said it ends the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +106,7 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        make_session: Callable[[SessionTerms], FrameSink],
+        make_session: Callable[[SessionTerms], SessionMachine],
         on_up: Callable[[], None],
         on_down: Callable[[Reason], None],
         counters: Counters | None = None,
@@ -125,8 +114,7 @@ class Engine:
         self.config = config
         self.counters = counters or Counters()
         self.phase = Phase.DOWN
-        self.session: Session | None = None
-        self.sink: FrameSink | None = None
+        self.session: SessionMachine | None = None
         self.link: TcpLink | None = None
         self.agreement: Agreement | None = None
         self.inbox: list[tuple[str, object]] = []  # control messages for the owner: (kind, body)
@@ -218,7 +206,7 @@ class Engine:
             self._report_news(session)
         return moved
 
-    def _report_news(self, session: Session) -> None:
+    def _report_news(self, session: SessionMachine) -> None:
         for event, reason, slot, generation in session.news:
             self.log.info(event, reason=reason.value, slot=slot, generation=generation)
         session.news.clear()
@@ -254,14 +242,12 @@ class Engine:
     def _up(self, sock: socket.socket, agreement: Agreement) -> None:
         self.agreement = agreement
         terms = terms_of(agreement)
-        self.sink = self._make_session(terms)
-        self.session = self.sink  # type: ignore[assignment]
-        assert self.session is not None
+        self.session = self._make_session(terms)
         outbox = self.session.outbox
         if self.config.wrap_outbox is not None:
             self._filter = self.config.wrap_outbox(outbox)
             outbox = self._filter.outbox
-        self.link = TcpLink(sock, self.sink, outbox)
+        self.link = TcpLink(sock, self.session, outbox)
         self.phase = Phase.UP
         self._forming.settled()
         self.counters.add("sessions")
@@ -293,29 +279,26 @@ class Engine:
         self._on_down(reason)
         self._report_news(session)
         self.session = None
-        self.sink = None
         self._forming.back_off(monotonic_ns())
         if not self._wait_for_peer:
             if not goodbye:
                 raise PeerFault(reason, "the link is gone")
             self.close()
 
-    def _tell(self, link: TcpLink, session: Session, reason: Reason) -> None:
+    def _tell(self, link: TcpLink, session: SessionMachine, reason: Reason) -> None:
         """Best effort: a STATUS names the reason to the peer before the link closes."""
-        header = wire.Header()
-        header.clear()
-        header.kind = wire.STATUS
-        header.boot_nonce = self.config.hello.boot_nonce
-        header.session = session.terms.session
-        header.subject = 0
-        header.status = reason.code
-        frame = bytearray(wire.HEADER_BYTES)
-        header.encode(frame, 0)
+        frame = session.farewell(reason)
         if link.outbox.empty():
             try:
                 link.sock.send(frame)
             except OSError as error:
                 self.log.debug("status_not_sent", error=error.strerror)
+
+    def end_session(self) -> None:
+        """Ends the running session, if there is one, and stays ready for another."""
+        if self.link is not None:
+            self._forming.goodbye()
+            self._down(Reason.CANCELLED, goodbye=True)
 
     def send_control(self, kind: str, body: Mapping[str, object]) -> None:
         """Sends a `report` or `options` message to the session's peer."""

@@ -2,7 +2,11 @@
 cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pp1q_transport._native.kernels cimport xxh3_64
+from pp1q_transport._native.kernels cimport f32_from_bits, f32_to_bits, xxh3_64
+
+cdef uint64_t _M32
+cdef uint64_t _SIGN
+cdef uint64_t _WRAP
 
 
 cdef uint32_t _u16(const uint8_t[::1] b, Py_ssize_t o) noexcept
@@ -14,8 +18,6 @@ cdef void _put32(uint8_t[::1] b, Py_ssize_t o, uint32_t v) noexcept
 @cython.locals(low=uint32_t, high=uint32_t)
 cdef void _put64(uint8_t[::1] b, Py_ssize_t o, uint64_t v) noexcept
 cdef uint64_t _pair(uint64_t low, uint64_t high) noexcept
-cdef double _f32(uint32_t bits)
-cdef uint32_t _f32_bits(double value)
 cdef list _ALLOWED_LIST
 
 
@@ -53,9 +55,8 @@ cdef class Header:
     cdef uint64_t _token_bits(self)
     @cython.locals(b=uint8_t[::1])
     cpdef uint64_t payload_seed(self, uint64_t leader_nonce) except? 0
+    @cython.locals(b=uint8_t[::1])
+    cpdef uint64_t step_context(self) except? 0
 
 
-cpdef uint64_t context_digest(
-    uint64_t prefix_low, uint64_t prefix_high, uint64_t target_context, double temperature, uint32_t support_policy,
-    uint32_t representation) except? 0
 cpdef void put_digest_entry(uint8_t[::1] buf, Py_ssize_t index, uint32_t position, uint32_t size, uint64_t digest)

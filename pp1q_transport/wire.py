@@ -8,10 +8,9 @@ state, never looks at a payload. The authoritative layout is `proto/pp1q_v2.ksy`
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Final
 
-from ._native.kernels import xxh3_64
+from ._native.kernels import f32_from_bits, f32_to_bits, xxh3_64
 from .errors import Reason
 
 if TYPE_CHECKING:
@@ -83,6 +82,11 @@ ALLOWED_FIELDS: Final = {
 }
 _ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(12)]
 
+# Typed in wire.pxd: a literal beyond 31 bits would make the compiled build compute with Python integers.
+_M32: Final = 0xFFFFFFFF
+_SIGN: Final = 0x80000000
+_WRAP: Final = 0x100000000
+
 _BAD_MAGIC: Final = Reason.BAD_MAGIC.code
 _BAD_VERSION: Final = Reason.BAD_VERSION.code
 _UNKNOWN_KIND: Final = Reason.UNKNOWN_KIND.code
@@ -118,8 +122,8 @@ def _put32(b: Memory, o: int, v: int) -> None:
 
 
 def _put64(b: Memory, o: int, v: int) -> None:
-    low = v & 0xFFFFFFFF
-    high = (v >> 32) & 0xFFFFFFFF
+    low = v & _M32
+    high = (v >> 32) & _M32
     _put32(b, o, low)
     _put32(b, o + 4, high)
 
@@ -272,16 +276,16 @@ class Header:
         if kind == 4:  # REPLY
             self._set_token(a0)
             self.context = a1
-            self.first_id = a2 & 0xFFFFFFFF
+            self.first_id = a2 & _M32
             self.end_id = a2 >> 32
-            self.shard_mass = a3 & 0xFFFFFFFF
+            self.shard_mass = a3 & _M32
             self.mass_before = a3 >> 32
             return 1 if a4 | a5 else 0
         if kind == 5:  # COMPLETION
             self.reply_size = a0
             self.context = a1
             self.reply_digest = a2
-            self.positions = a3 & 0xFFFFFFFF
+            self.positions = a3 & _M32
             self.status = (a3 >> 32) & 0xFFFF
             return 1 if (a3 >> 48) | a4 | a5 else 0
         if kind == 3:  # STEP
@@ -289,22 +293,22 @@ class Header:
             self.prefix_high = a1
             self.target_context = a2
             self.trace_id = a3
-            self.temperature = _f32(a4 & 0xFFFFFFFF)
+            self.temperature = f32_from_bits(a4 & _M32)
             self.support_policy = a4 >> 32
-            self.budget_us = a5 & 0xFFFFFFFF
+            self.budget_us = a5 & _M32
             return 1 if a5 >> 32 else 0
         if kind == 6:  # COMMIT
             self.prefix_low = a0
             self.prefix_high = a1
-            self.token_count = a2 & 0xFFFFFFFF
+            self.token_count = a2 & _M32
             self.accepted = a2 >> 32
-            self.source = a3 & 0xFFFFFFFF
+            self.source = a3 & _M32
             return 1 if (a3 >> 32) | a4 | a5 else 0
         if kind == 1:  # OPEN
             self.prefix_low = a0
             self.prefix_high = a1
             self.seed = a2
-            self.token_count = a3 & 0xFFFFFFFF
+            self.token_count = a3 & _M32
             self.max_position = a3 >> 32
             return 1 if a4 | a5 else 0
         if kind == 9:  # TOKEN
@@ -312,13 +316,13 @@ class Header:
             self.context = a1
             return 1 if a2 | a3 | a4 | a5 else 0
         # CLOSE, RESET, CANCEL, STATUS: subject and status; PROOF: role in subject
-        self.subject = a3 & 0xFFFFFFFF
+        self.subject = a3 & _M32
         self.status = (a3 >> 32) & 0xFFFF
         return 1 if a0 | a1 | a2 | (a3 >> 48) | a4 | a5 else 0
 
     def _set_token(self, a0: int) -> None:
-        low = a0 & 0xFFFFFFFF
-        self.token = low - 0x100000000 if low >= 0x80000000 else low
+        low = a0 & _M32
+        self.token = low - _WRAP if low >= _SIGN else low
         self.draw_counter = a0 >> 32
 
     def encode(self, buf: Memory, offset: int) -> None:
@@ -372,7 +376,7 @@ class Header:
             a1 = self.prefix_high
             a2 = self.target_context
             a3 = self.trace_id
-            a4 = _pair(_f32_bits(self.temperature), self.support_policy)
+            a4 = _pair(f32_to_bits(self.temperature), self.support_policy)
             a5 = self.budget_us
         elif kind == 6:
             a0 = self.prefix_low
@@ -397,7 +401,7 @@ class Header:
         _put64(buf, offset + 104, a5)
 
     def _token_bits(self) -> int:
-        return _pair(self.token & 0xFFFFFFFF, self.draw_counter)
+        return _pair(self.token & _M32, self.draw_counter)
 
     def payload_seed(self, leader_nonce: int) -> int:
         """The XXH3-64 seed of this frame's payload digest: the frame's whole identity (SPEC section 2).
@@ -418,40 +422,24 @@ class Header:
         _put32(b, 41, self.position)
         return xxh3_64(b, 0, 45, 0)
 
+    def step_context(self) -> int:
+        """XXH3-64 of everything the rows of this STEP are conditioned on; a REPLY of another context is refused.
+
+        Packed little-endian without padding: prefix digest 16 bytes, target context u64, temperature f32, support policy u32,
+        representation u8. The reason is `context_mismatch`.
+        """
+        b = self._scratch
+        _put64(b, 0, self.prefix_low)
+        _put64(b, 8, self.prefix_high)
+        _put64(b, 16, self.target_context)
+        _put32(b, 24, f32_to_bits(self.temperature))
+        _put32(b, 28, self.support_policy)
+        b[32] = self.representation
+        return xxh3_64(b, 0, 33, 0)
+
 
 def _pair(low: int, high: int) -> int:
     return low | (high << 32)
-
-
-_F32 = struct.Struct("<f")
-_U32 = struct.Struct("<I")
-
-
-def _f32(bits: int) -> float:
-    value: float = _F32.unpack(_U32.pack(bits))[0]
-    return value
-
-
-def _f32_bits(value: float) -> int:
-    bits: int = _U32.unpack(_F32.pack(value))[0]
-    return bits
-
-
-def context_digest(
-    prefix_low: int, prefix_high: int, target_context: int, temperature: float, support_policy: int, representation: int
-) -> int:
-    """XXH3-64 of everything a row is conditioned on; a REPLY of another context is refused (`context_mismatch`).
-
-    Packed little-endian: prefix digest 16 bytes, target context u64, temperature f32, support policy u32, representation u8.
-    """
-    b = bytearray(33)
-    _put64(b, 0, prefix_low)
-    _put64(b, 8, prefix_high)
-    _put64(b, 16, target_context)
-    _put32(b, 24, _f32_bits(temperature))
-    _put32(b, 28, support_policy)
-    b[32] = representation
-    return xxh3_64(b, 0, 33, 0)
 
 
 def put_digest_entry(buf: Memory, index: int, position: int, size: int, digest: int) -> None:

@@ -130,6 +130,8 @@ def _sessions_json() -> dict[str, Any]:
             "support": s.support,
             "max_slots": s.max_slots,
             "max_context_tokens": s.max_context_tokens,
+            "dense": s.dense,
+            "sparse": s.sparse,
             "session": f"0x{s.session:016x}",
             "leader_nonce": f"0x{s.leader_nonce:016x}",
             "receiver_nonce": f"0x{s.receiver_nonce:016x}",

@@ -47,3 +47,5 @@ cpdef uint64_t draw_u64(uint64_t seed, uint32_t domain, uint32_t generation, uin
 cpdef int copy_bytes(uint8_t[::1] dst, Py_ssize_t dst_offset, const uint8_t[::1] src, Py_ssize_t src_offset,
                      Py_ssize_t length) except? -1
 cpdef int64_t monotonic_ns() noexcept
+cpdef double f32_from_bits(uint32_t bits) noexcept
+cpdef uint32_t f32_to_bits(double value) noexcept

@@ -4,6 +4,7 @@ Every (buffer, offset, length) is checked here, before memory is touched (`Value
 answered as reason codes, 0 for "in order". Knows no frames, no `Reason` objects and no numpy. SPEC sections 2 to 5.
 """
 
+from libc.string cimport memcpy
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
@@ -383,3 +384,18 @@ cpdef int copy_bytes(uint8_t[::1] dst, Py_ssize_t dst_offset, const uint8_t[::1]
 cpdef int64_t monotonic_ns() noexcept:
     """CLOCK_MONOTONIC in nanoseconds, as `time.monotonic_ns`."""
     return pp1q_monotonic_ns()
+
+
+cpdef double f32_from_bits(uint32_t bits) noexcept:
+    """The FP32 value of an IEEE bit pattern."""
+    cdef float value
+    memcpy(&value, &bits, 4)
+    return value
+
+
+cpdef uint32_t f32_to_bits(double value) noexcept:
+    """The IEEE bit pattern of a value rounded to FP32."""
+    cdef float rounded = <float>value
+    cdef uint32_t bits
+    memcpy(&bits, &rounded, 4)
+    return bits

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 import structlog
@@ -16,7 +17,7 @@ import structlog
 from ..errors import ConfigError, LocalMisuse, Pp1qError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,3 +58,76 @@ def setup_logging(verbose: int) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+class OneLineCommand(click.Command):
+    """A command whose usage errors are one line as well: what is wrong, and where help is."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """See `click.Command.main`; the error's first line is "Usage: ..." there."""
+        if not kwargs.get("standalone_mode", True):
+            return super().main(*args, **kwargs)
+        try:
+            status = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.UsageError as error:
+            name = error.ctx.command_path if error.ctx is not None else self.name
+            click.echo(f"{name}: {error.format_message()} (see {name} --help)", err=True)
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("pp1q: interrupted", err=True)
+            sys.exit(130)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+class StageLine:
+    """One line on a terminal that says what is going on; nothing anywhere else."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._shown = wanted and sys.stderr.isatty()
+
+    def __call__(self, what: str, number: int, total: int) -> None:
+        """`what` is stage `number` (from 0) of `total`."""
+        if self._shown:
+            click.echo(f"\r\x1b[K[{number + 1}/{total}] {what}", nl=False, err=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays, on a terminal."""
+        if self._shown:
+            click.echo(f"\r\x1b[K{text}", err=True)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def open_samples(path: str | None) -> IO[str] | None:
+    """The file for `--samples`, opened before anything is measured. Raises `ConfigError`."""
+    if path is None:
+        return None
+    try:
+        return open(path, "w", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(f"can't write samples to {path}: {error.strerror}") from None
+
+
+def write_samples(sink: IO[str], values_ns: Iterable[int]) -> None:
+    """One sample a line in microseconds, with all three decimals, replacing what the file held. Raises `ConfigError`."""
+    try:
+        sink.seek(0)
+        sink.truncate()
+        sink.writelines(f"{ns // 1000}.{ns % 1000:03d}\n" for ns in values_ns)
+        sink.flush()
+    except OSError as error:
+        raise ConfigError(f"can't write samples to {sink.name}: {error.strerror}") from None
+
+
+def check_cpu(cpu: int | None) -> None:
+    """Raises `ConfigError` now if this process can't run on `cpu` later."""
+    if cpu is not None:
+        from ..qualify.stats import pin
+
+        os.sched_setaffinity(0, pin(cpu))

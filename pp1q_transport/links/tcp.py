@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     pass
 
 RECEIVES_A_PUMP: Final = 16
+_RECEIVES: Final = RECEIVES_A_PUMP  # a C integer in the compiled build
 _AGAIN: Final = -errno.EAGAIN
 _GONE: Final = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _PEER_LOST: Final = Reason.PEER_LOST.code
@@ -58,7 +59,7 @@ class TcpLink:
 
     def pump_until(self, tries: int) -> int:
         """See `Link.pump_until`."""
-        for _ in range(tries):
+        for _look in range(tries):
             moved = self.pump(monotonic_ns())
             if moved != 0:
                 return moved
@@ -67,7 +68,7 @@ class TcpLink:
     def _receive(self, now_ns: int) -> int:
         total = 0
         assembler = self.assembler
-        for _ in range(RECEIVES_A_PUMP):
+        for _look in range(_RECEIVES):
             assembler.want()
             asked = assembler.length
             got = recv_into(self.fd, assembler.memory, assembler.offset, asked)

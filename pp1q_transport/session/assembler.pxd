@@ -6,6 +6,11 @@ from pp1q_transport._native.kernels cimport copy_bytes
 from pp1q_transport.wire cimport Header
 
 
+cdef Py_ssize_t _RING
+cdef Py_ssize_t _LAND
+cdef Py_ssize_t _SCRATCH
+
+
 cdef class Landing:
     cdef public uint8_t[::1] memory
     cdef public Py_ssize_t offset

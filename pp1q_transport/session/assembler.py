@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 RING_BYTES: Final = 16384
 LAND_AT_MOST: Final = 1 << 18  # a receive stays small enough that its bytes are still in L2 when they are validated
 SCRATCH_BYTES: Final = 1 << 16
+# The hot paths' own copies, C integers in the compiled build.
+_RING: Final = RING_BYTES
+_LAND: Final = LAND_AT_MOST
+_SCRATCH: Final = SCRATCH_BYTES
 DRAIN: Final = 1
 LAND: Final = 0
 
@@ -84,21 +88,21 @@ class Assembler:
             if self.landing.drain:
                 self.memory = self._scratch
                 self.offset = 0
-                self.length = min(rest, SCRATCH_BYTES)
+                self.length = min(rest, _SCRATCH)
             else:
                 assert self.landing.memory is not None
                 self.memory = self.landing.memory
                 self.offset = self.landing.offset + self._landed
-                self.length = min(rest, LAND_AT_MOST)
+                self.length = min(rest, _LAND)
             return
         if self._start == self._end:
             self._start = 0
             self._end = 0
-        elif self._start > 0 and self._end > RING_BYTES - 4096:
+        elif self._start > 0 and self._end > _RING - 4096:
             self._compact()
         self.memory = self._ring
         self.offset = self._end
-        self.length = RING_BYTES - self._end
+        self.length = _RING - self._end
 
     def _compact(self) -> None:
         keep = self._end - self._start

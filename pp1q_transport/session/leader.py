@@ -13,8 +13,9 @@ from .. import wire
 from .._native.kernels import prefix_digest, xxh3_64
 from ..errors import LocalMisuse, Reason
 from ..wire import Header
-from .assembler import FrameSink, Landing
-from .outbox import NO_KEY, Outbox
+from .assembler import Landing
+from .machine import SessionMachine
+from .outbox import NO_KEY
 from .requests import Request
 from .terms import SessionTerms
 
@@ -27,9 +28,13 @@ IDLE: Final = 0
 DRAFTING: Final = 1
 SENT: Final = 2
 DEAD: Final = 3
+# The hot paths' own copies, C integers in the compiled build.
+_IDLE: Final = IDLE
+_DRAFTING: Final = DRAFTING
+_SENT: Final = SENT
+_DEAD: Final = DEAD
+_POSITIONS: Final = 0xFFFFFFFF
 
-_BOOT_NONCE: Final = Reason.BOOT_NONCE.code
-_SESSION_MISMATCH: Final = Reason.SESSION_MISMATCH.code
 _SLOT_BOUNDS: Final = Reason.SLOT_BOUNDS.code
 _LENGTH_BOUNDS: Final = Reason.LENGTH_BOUNDS.code
 _UNEXPECTED_KIND: Final = Reason.UNEXPECTED_KIND.code
@@ -47,6 +52,16 @@ _LIMITS_MISMATCH: Final = Reason.LIMITS_MISMATCH.code
 _KEY_REUSE: Final = Reason.KEY_REUSE.code
 _ID_RANGE: Final = Reason.ID_RANGE.code
 _OVERLOAD: Final = Reason.OVERLOAD.code
+
+
+class StagedRow:
+    """A row that waits in memory to be put: `entries` values in `length` bytes at `memory[offset:]`."""
+
+    def __init__(self, entries: int, memory: ReadMemory, offset: int, length: int) -> None:
+        self.entries: int = entries
+        self.memory: ReadMemory = memory
+        self.offset: int = offset
+        self.length: int = length
 
 
 class Grant:
@@ -79,22 +94,15 @@ class Grant:
         return self.state == DRAFTING and self.generation == generation
 
 
-class LeaderSession(FrameSink):
+class LeaderSession(SessionMachine):
     """State of one session at the leader. The caller reads `steps` (new grants), `news` (rare events for the log) and
     `events`: ("open" | "commit" | "reset" | "close", request ID, tokens or reason) in stream order."""
 
     def __init__(self, terms: SessionTerms, requests: RequestTable, counters: Counters) -> None:
-        self.terms: SessionTerms = terms
-        self.requests = requests
-        self.counters = counters
-        self.outbox: Outbox = Outbox()
-        self.header: Header = Header()
+        super().__init__(terms, requests, counters, terms.leader_nonce, terms.receiver_nonce)
         self.grants: list[Grant] = [Grant(slot, terms.depth) for slot in range(terms.max_slots)]
         self.steps: list[Grant] = []
         self.events: list[tuple[str, int, object]] = []
-        self.news: list[tuple[str, Reason, int, int]] = []
-        self.broken: int = 0
-        self.peer_status: int = 0
         self.rows: int = 0
         self.completions: int = 0
         self._tokens: Memory = bytearray(terms.max_context_tokens * 4)
@@ -112,26 +120,29 @@ class LeaderSession(FrameSink):
         offset: int,
         length: int,
     ) -> bool:
+        """`put_staged` for a row of `entries` whose payload is `length` bytes at `memory[offset:]`."""
+        return self.put_staged(grant, generation, position, token, StagedRow(entries, memory, offset, length))
+
+    def put_staged(self, grant: Grant, generation: int, position: int, token: int, row: StagedRow) -> bool:
         """Queues the REPLY of `position`; after the last one the COMPLETION follows by itself.
 
-        `generation` is the slot generation the caller drafted for.
-        The payload is `length` bytes at `memory[offset:]`, left alone until sent. False when the generation is dead (the row is
-        dropped). Rows come in order, since each is conditioned on the tokens before it.
+        `generation` is the slot generation the caller drafted for. False when it is dead (the row is dropped). Rows come in
+        order, since each is conditioned on the tokens before it; the row's memory is left alone until it is sent.
         """
-        if grant.state == DEAD or grant.state == IDLE or grant.generation != generation:
+        if grant.state == _DEAD or grant.state == _IDLE or grant.generation != generation:
             return False
-        if grant.state != DRAFTING:
+        if grant.state != _DRAFTING:
             raise LocalMisuse(f"slot {grant.slot}: all {grant.depth} rows are put already")
         if position != grant.anchor + 1 + grant.rows:
             raise LocalMisuse(f"position {position} out of order: the next one is {grant.anchor + 1 + grant.rows}")
         if token < 0 or token >= self.terms.vocab_size:
             raise LocalMisuse(f"token {token} is outside the vocabulary of {self.terms.vocab_size}")
-        self._check_payload(grant, entries, length)
-        h = self._answer(wire.REPLY, grant)
+        self._check_payload(grant, row.entries, row.length)
+        h = self._answer(4, grant)  # REPLY
         h.position = position
         h.representation = grant.representation
-        h.entry_count = entries
-        h.payload_length = length
+        h.entry_count = row.entries
+        h.payload_length = row.length
         h.token = token
         h.draw_counter = 0
         h.context = grant.context
@@ -139,11 +150,11 @@ class LeaderSession(FrameSink):
         h.end_id = self.terms.vocab_size
         h.shard_mass = 16777216
         h.mass_before = 0
-        h.payload_digest = xxh3_64(memory, offset, length, h.payload_seed(self.terms.leader_nonce))
-        self.outbox.frame(h, memory, offset, length, grant.slot)
-        wire.put_digest_entry(grant.digests, grant.rows, position, length, h.payload_digest)
+        h.payload_digest = xxh3_64(row.memory, row.offset, row.length, h.payload_seed(self.terms.leader_nonce))
+        self.outbox.frame(h, row.memory, row.offset, row.length, grant.slot)
+        wire.put_digest_entry(grant.digests, grant.rows, position, row.length, h.payload_digest)
         grant.rows += 1
-        grant.reply_bytes += length
+        grant.reply_bytes += row.length
         self.rows += 1
         if grant.rows == grant.depth:
             self._complete(grant, 0)
@@ -172,7 +183,7 @@ class LeaderSession(FrameSink):
         h.reply_size = grant.reply_bytes
         h.reply_digest = xxh3_64(grant.digests, 0, grant.rows * 16, 0)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
-        grant.state = SENT if status == 0 else DEAD
+        grant.state = _SENT if status == 0 else _DEAD
         self.completions += 1
         return 0
 
@@ -184,7 +195,7 @@ class LeaderSession(FrameSink):
                 grant.state = DEAD
 
     def _answer(self, kind: int, grant: Grant) -> Header:
-        h = self._blank(kind)
+        h = self.blank(kind)
         h.request = grant.request
         h.request_generation = grant.request_generation
         h.slot = grant.slot
@@ -193,22 +204,13 @@ class LeaderSession(FrameSink):
         h.depth = grant.depth
         return h
 
-    def _blank(self, kind: int) -> Header:
-        h = self.header
-        h.clear()
-        h.kind = kind
-        h.boot_nonce = self.terms.leader_nonce
-        h.session = self.terms.session
-        return h
-
     # ---- what the assembler tells -------------------------------------------------------------------------------
 
     def accept(self, header: Header, landing: Landing, now_ns: int) -> int:
         """See `FrameSink.accept`."""
-        if header.boot_nonce != self.terms.receiver_nonce:
-            return -_BOOT_NONCE
-        if header.session != self.terms.session:
-            return -_SESSION_MISMATCH
+        code = self.check_peer(header)
+        if code:
+            return -code
         kind = header.kind
         if kind == 3 or kind == 7 or kind == 8:  # STEP, RESET, CANCEL
             if header.slot >= self.terms.max_slots:
@@ -253,7 +255,7 @@ class LeaderSession(FrameSink):
         request = self.requests.get(header.request)
         assert request is not None
         request.mark_drawn(header.request_generation, header.round)
-        grant.state = DRAFTING
+        grant.state = _DRAFTING
         grant.generation = header.slot_generation
         grant.request = header.request
         grant.request_generation = header.request_generation
@@ -270,14 +272,7 @@ class LeaderSession(FrameSink):
         grant.received_ns = now_ns
         grant.rows = 0
         grant.reply_bytes = 0
-        grant.context = wire.context_digest(
-            header.prefix_low,
-            header.prefix_high,
-            header.target_context,
-            header.temperature,
-            header.support_policy,
-            header.representation,
-        )
+        grant.context = header.step_context()
         self.steps.append(grant)
         return 0
 
@@ -295,7 +290,7 @@ class LeaderSession(FrameSink):
             return _GENERATION_STALE
         if header.depth < 1 or header.depth > self.terms.depth:
             return _DEPTH_MISMATCH
-        if header.position != request.anchor or header.position >= 0xFFFFFFFF - header.depth:
+        if header.position != request.anchor or header.position >= _POSITIONS - header.depth:
             return _POSITION_BOUNDS
         if header.prefix_low != request.prefix_low or header.prefix_high != request.prefix_high:
             return _CONTEXT_MISMATCH
@@ -321,7 +316,7 @@ class LeaderSession(FrameSink):
         reason = Reason.from_code(code)
         self.counters.refuse(reason)
         self.news.append(("step_refused", reason, header.slot, header.slot_generation))
-        h = self._blank(wire.STATUS)
+        h = self.blank(wire.STATUS)
         h.request = header.request
         h.request_generation = header.request_generation
         h.slot = header.slot

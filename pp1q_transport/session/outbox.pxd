@@ -6,6 +6,10 @@ from pp1q_transport._native.kernels cimport copy_bytes
 from pp1q_transport.wire cimport Header
 
 
+cdef Py_ssize_t _COPY_BELOW
+cdef int64_t _NO_KEY
+
+
 @cython.freelist(64)
 cdef class Piece:
     cdef public Py_ssize_t head_offset, head_length, head_end

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 CAPACITY: Final = 1 << 18
 COPY_BELOW: Final = 4096
 NO_KEY: Final = -1
+# The hot paths' own copies, C integers in the compiled build.
+_COPY_BELOW: Final = COPY_BELOW
+_NO_KEY: Final = NO_KEY
 
 
 class Piece:
@@ -58,7 +61,7 @@ class Outbox:
 
         `key` names what may be withdrawn together while unsent (`withdraw`), `NO_KEY` for nothing.
         """
-        large = length >= COPY_BELOW
+        large = length >= _COPY_BELOW
         need = 128 if large else 128 + length
         at = self._reserve(need)
         header.encode(self.buffer, at)
@@ -74,23 +77,23 @@ class Outbox:
             copy_bytes(self.buffer, at + 128, memory, offset, length)
         if self.first < len(self.pieces):
             last = self.pieces[len(self.pieces) - 1]
-            if last.length == 0 and last.key == NO_KEY and last.head_end == at:
+            if last.length == 0 and last.key == _NO_KEY and last.head_end == at:
                 last.head_length += need
                 last.head_end += need
                 return
         self._held += 1
-        self.pieces.append(Piece(at, need, self._nothing, 0, 0, NO_KEY))
+        self.pieces.append(Piece(at, need, self._nothing, 0, 0, _NO_KEY))
 
     def raw(self, memory: ReadMemory, offset: int, length: int) -> None:
         """Appends bytes that are frames already (a fault injector's output), copied when they are few."""
-        self.bytes_queued += length
-        if length <= COPY_BELOW:
+        if length <= _COPY_BELOW:
             at = self._reserve(length)
             copy_bytes(self.buffer, at, memory, offset, length)
             self._held += 1
-            self.pieces.append(Piece(at, length, self._nothing, 0, 0, NO_KEY))
+            self.pieces.append(Piece(at, length, self._nothing, 0, 0, _NO_KEY))
         else:
-            self.pieces.append(Piece(0, 0, memory, offset, length, NO_KEY))
+            self.pieces.append(Piece(0, 0, memory, offset, length, _NO_KEY))
+        self.bytes_queued += length
 
     def _reserve(self, need: int) -> int:
         if self._held == 0:
@@ -124,6 +127,8 @@ class Outbox:
         piece.offset += rest
         piece.length -= rest
         self.bytes_queued -= count
+        if piece.head_length and piece.head_end:
+            self._head = piece.head_offset  # a piece that new frames keep joining gives its sent bytes back all the same
         if piece.head_length == 0 and piece.length == 0:
             self._drop_first()
 

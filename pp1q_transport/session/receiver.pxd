@@ -4,37 +4,35 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pp1q_transport cimport wire
 from pp1q_transport._native.kernels cimport DenseCursor, draw_u24, validate_sparse_row, xxh3_64
-from pp1q_transport.session.assembler cimport FrameSink, Landing
-from pp1q_transport.session.outbox cimport Outbox
+from pp1q_transport.session.assembler cimport Landing
+from pp1q_transport.session.machine cimport SessionMachine
+from pp1q_transport.session.requests cimport Request
 from pp1q_transport.session.slots cimport Slot, SlotTable
 from pp1q_transport.session.terms cimport SessionTerms
 from pp1q_transport.session.watchdog cimport Watchdog
 from pp1q_transport.wire cimport Header
 
+cdef uint32_t _NO_PROOF
 
-cdef class ReceiverSession(FrameSink):
-    cdef public SessionTerms terms
+
+cdef class ReceiverSession(SessionMachine):
     cdef public SlotTable table
     cdef public uint8_t[::1] memory
-    cdef public object requests, counters, group
-    cdef public Outbox outbox
+    cdef public object group
     cdef public Watchdog watchdog
-    cdef public Header header
     cdef public DenseCursor cursor
-    cdef public list settled, fences, news
-    cdef public int broken, peer_status
+    cdef public list settled, fences
     cdef public uint64_t rows, ready, bytes_ready
     cdef public int quarantine_bound
     cdef Slot _slot
     cdef uint32_t _row
 
     @cython.locals(h=Header, slot=Slot)
-    cpdef Slot step(self, request, int64_t now_ns, uint32_t depth, double temperature, uint32_t support,
+    cpdef Slot step(self, Request request, int64_t now_ns, uint32_t depth, double temperature, uint32_t support,
                     uint32_t representation, uint64_t target_context, int64_t budget_us, uint64_t trace_id)
     cpdef bint release(self, Slot slot, uint32_t generation, int rank, int consumer) except -1
     cpdef tick(self, int64_t now_ns)
     cpdef discard(self, Slot slot, int code)
-    cdef Header _blank(self, uint32_t kind)
     @cython.locals(kind=uint32_t, code=int, slot=Slot)
     cpdef int accept(self, Header header, Landing landing, int64_t now_ns) except? -999
     cdef int _not_landing(self, Slot slot, Header header) except? -999

@@ -13,9 +13,10 @@ from .._native.kernels import DenseCursor, draw_u24, validate_sparse_row, xxh3_6
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..wire import Header
 from . import slots as st
-from .assembler import FrameSink, Landing
+from .assembler import Landing
 from .group import Group
-from .outbox import NO_KEY, Outbox
+from .machine import SessionMachine
+from .outbox import NO_KEY
 from .slots import Slot, SlotTable
 from .terms import SessionTerms
 from .watchdog import Watchdog
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
 MASS: Final = 1 << 24
 NO_PROOF: Final = 0xFFFFFFFF
+_NO_PROOF: Final = NO_PROOF  # a C integer in the compiled build
 PROPOSAL_DOMAIN: Final = 1
 
-_BOOT_NONCE: Final = Reason.BOOT_NONCE.code
-_SESSION_MISMATCH: Final = Reason.SESSION_MISMATCH.code
 _SLOT_BOUNDS: Final = Reason.SLOT_BOUNDS.code
 _SLOT_STATE: Final = Reason.SLOT_STATE.code
 _LENGTH_BOUNDS: Final = Reason.LENGTH_BOUNDS.code
@@ -57,7 +57,7 @@ _OVERLOAD: Final = Reason.OVERLOAD.code
 _TIMEOUT: Final = Reason.TIMEOUT.code
 
 
-class ReceiverSession(FrameSink):
+class ReceiverSession(SessionMachine):
     """State of one session at one receiver rank. `memory` is the slot region (uint8, `table.geometry.total_bytes`).
 
     The caller reads `settled` (slots that became READY or were invalidated since it last looked), `fences` (slot
@@ -73,21 +73,14 @@ class ReceiverSession(FrameSink):
         counters: Counters,
         quarantine_bound: int = 0,
     ) -> None:
-        self.terms: SessionTerms = terms
+        super().__init__(terms, requests, counters, terms.receiver_nonce, terms.leader_nonce)
         self.table: SlotTable = table
         self.memory: Memory = memory
-        self.requests = requests
-        self.counters = counters
-        self.outbox: Outbox = Outbox()
         self.watchdog: Watchdog = Watchdog(table.count)
         self.group = Group()
-        self.header: Header = Header()
         self.cursor: DenseCursor = DenseCursor()
         self.settled: list[Slot] = []
         self.fences: list[int] = []
-        self.news: list[tuple[str, Reason, int, int]] = []
-        self.broken: int = 0
-        self.peer_status: int = 0
         self.rows: int = 0
         self.ready: int = 0
         self.bytes_ready: int = 0
@@ -99,7 +92,8 @@ class ReceiverSession(FrameSink):
 
     def open(self, request: Request) -> None:
         """Tells the leader of a request and its committed tokens (OPEN)."""
-        h = self._blank(wire.OPEN)
+        self.terms.judge_tokens(request.tokens)
+        h = self.blank(wire.OPEN)
         h.request = request.request
         h.request_generation = request.generation
         h.position = request.anchor
@@ -112,8 +106,6 @@ class ReceiverSession(FrameSink):
     def _send_tokens(self, h: Header, payload: bytes) -> None:
         h.token_count = len(payload) // 4
         h.payload_length = len(payload)
-        if h.payload_length > self.terms.max_context_tokens * 4:
-            raise LocalMisuse(f"{h.token_count} tokens exceed the negotiated {self.terms.max_context_tokens}")
         h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
         self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
 
@@ -135,16 +127,14 @@ class ReceiverSession(FrameSink):
         """
         if request.in_flight:
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
-        if not 1 <= depth <= self.terms.depth:
-            raise LocalMisuse(f"depth {depth} is outside 1..{self.terms.depth}")
-        if budget_us < 1:
-            raise LocalMisuse("budget_us must be at least 1")
+        self.terms.judge_step(depth, temperature, support, representation, budget_us)
+        request.check_round()
         slot = self.table.take()
         if slot is None:
             if self.table.exhausted():
                 raise PeerFault(Reason.GENERATION_EXHAUSTED, "slot_generation")
             return None
-        h = self._blank(wire.STEP)
+        h = self.blank(wire.STEP)
         h.request = request.request
         h.request_generation = request.generation
         h.round = request.next_round()
@@ -168,9 +158,7 @@ class ReceiverSession(FrameSink):
         slot.seed = request.seed
         slot.representation = representation
         slot.support = support
-        slot.context = wire.context_digest(
-            h.prefix_low, h.prefix_high, target_context, temperature, support, representation
-        )
+        slot.context = h.step_context()
         slot.enqueued_ns = now_ns
         slot.deadline_ns = now_ns + budget_us * 1000
         slot.consumers = 1
@@ -181,10 +169,10 @@ class ReceiverSession(FrameSink):
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens of a round (verified or target-only) and tells the leader (COMMIT)."""
-        before = len(request.tokens)
-        request.extend(tokens)
+        fresh = self.terms.judge_tokens(tokens)
+        request.extend(fresh)
         request.in_flight = False
-        h = self._blank(wire.COMMIT)
+        h = self.blank(wire.COMMIT)
         h.request = request.request
         h.request_generation = request.generation
         h.round = round
@@ -193,12 +181,12 @@ class ReceiverSession(FrameSink):
         h.prefix_high = request.prefix_high
         h.accepted = accepted
         h.source = source
-        self._send_tokens(h, request.tokens[before:].tobytes())
+        self._send_tokens(h, fresh.tobytes())
 
     def close(self, request: Request) -> None:
         """Tells the leader that a request ended (CLOSE); its live proposal, if any, is cancelled first."""
         self.cancel_request(request, Reason.CANCELLED)
-        h = self._blank(wire.CLOSE)
+        h = self.blank(wire.CLOSE)
         h.request = request.request
         h.request_generation = request.generation
         h.subject = 0
@@ -271,7 +259,7 @@ class ReceiverSession(FrameSink):
         request = self.requests.get(slot.request)
         if request is not None and request.generation == slot.request_generation:
             request.discard()
-        h = self._blank(wire.RESET)
+        h = self.blank(wire.RESET)
         h.request = slot.request
         h.request_generation = slot.request_generation
         h.slot = slot.index
@@ -285,22 +273,13 @@ class ReceiverSession(FrameSink):
         if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():
             self.broken = _OVERLOAD
 
-    def _blank(self, kind: int) -> Header:
-        h = self.header
-        h.clear()
-        h.kind = kind
-        h.boot_nonce = self.terms.receiver_nonce
-        h.session = self.terms.session
-        return h
-
     # ---- what the assembler tells -------------------------------------------------------------------------------
 
     def accept(self, header: Header, landing: Landing, now_ns: int) -> int:
         """See `FrameSink.accept`. Identity first, then bounds, then the slot, then what the row claims (SPEC 4)."""
-        if header.boot_nonce != self.terms.leader_nonce:
-            return -_BOOT_NONCE
-        if header.session != self.terms.session:
-            return -_SESSION_MISMATCH
+        code = self.check_peer(header)
+        if code:
+            return -code
         if header.payload_length > self.terms.max_payload:
             return -_LENGTH_BOUNDS
         if now_ns >= self.watchdog.next_ns:
@@ -414,7 +393,7 @@ class ReceiverSession(FrameSink):
     def _finish_row(self, header: Header) -> None:
         slot = self._slot
         at = slot.rows_at + self._row * slot.row_bytes
-        u24 = NO_PROOF
+        u24 = _NO_PROOF
         if self.terms.draw_proof:
             u24 = draw_u24(slot.seed, 1, slot.request_generation, slot.round, header.position)
         if header.representation == 1:
@@ -438,7 +417,7 @@ class ReceiverSession(FrameSink):
         if code:
             self.discard(slot, code)
             return
-        wire._put32(self.memory, slot.meta_at + self._row * 4, header.token & 0xFFFFFFFF)
+        wire._put32(self.memory, slot.meta_at + self._row * 4, header.token)
         wire._put32(self.memory, slot.meta_at + (slot.depth + self._row) * 4, header.entry_count)
         wire.put_digest_entry(slot.digests, self._row, header.position, header.payload_length, header.payload_digest)
         bit = 1  # a 64-bit local in the compiled build: a C int would overflow at row 31

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 U32_MAX: Final = 0xFFFFFFFF
+_U32_MAX: Final = U32_MAX  # a C integer in the compiled build
 
 
 class Request:
@@ -35,14 +36,11 @@ class Request:
         self.drew: bool = False  # leader: whether a key was ever used
         self.drew_generation: int = 0
         self.drew_round: int = 0
+        self.anchor: int = 0
+        """Absolute position of the last committed token; the first drafted position is the next one."""
         self.extend(tokens)
         if not self.tokens:
             raise LocalMisuse("a request needs at least one committed token (its prompt)")
-
-    @property
-    def anchor(self) -> int:
-        """Absolute position of the last committed token; the first drafted position is the next one."""
-        return len(self.tokens) - 1
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends committed tokens and moves the prefix digest on; the state is unchanged if a token is no int32."""
@@ -55,11 +53,17 @@ class Request:
         if fresh:
             self.prefix_low, self.prefix_high = prefix_digest(self.prefix_low, self.prefix_high, fresh)
             self.tokens.extend(fresh)
+            self.anchor = len(self.tokens) - 1
+
+    def check_round(self) -> int:
+        """0; raises `PeerFault(generation_exhausted)` when `next_round` would."""
+        if self.round >= _U32_MAX:
+            raise PeerFault(Reason.GENERATION_EXHAUSTED, "round")
+        return 0
 
     def next_round(self) -> int:
         """Takes the next round number; raises `PeerFault(generation_exhausted)` when u32 runs out."""
-        if self.round >= U32_MAX:
-            raise PeerFault(Reason.GENERATION_EXHAUSTED, "round")
+        self.check_round()
         taken = self.round
         self.round += 1
         return taken

@@ -5,6 +5,13 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 cdef bytes _NEXT
 cdef int _EVENTS
 cdef int _ILLEGAL
+cdef int _FREE
+cdef int _READY
+cdef int _QUARANTINE
+cdef int _GRANT
+cdef int _RELEASE_LAST
+cdef int _FENCED
+cdef uint64_t _GENERATIONS
 
 
 cdef class SlotGeometry:

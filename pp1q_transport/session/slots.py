@@ -37,6 +37,14 @@ TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (READY, OVERDUE): QUARANTINE,  # a consumer that does not release: never straight to FREE
     (QUARANTINE, FENCED): FREE,  # the link can no longer write here and no consumer reads here
 }
+# The hot paths' own copies, C integers in the compiled build.
+_FREE: Final = FREE
+_READY: Final = READY
+_QUARANTINE: Final = QUARANTINE
+_GRANT: Final = GRANT
+_RELEASE_LAST: Final = RELEASE_LAST
+_FENCED: Final = FENCED
+_GENERATIONS: Final = 0xFFFFFFFF
 _EVENTS: Final = 7
 _ILLEGAL: Final = 255
 _NEXT: Final[bytes] = bytes(TRANSITIONS.get((state, event), _ILLEGAL) for state in range(5) for event in range(_EVENTS))
@@ -125,8 +133,8 @@ class SlotTable:
         for step in range(self.count):
             index = (self._next + step) % self.count
             slot = self.slots[index]
-            if slot.state == FREE:
-                if slot.generation >= 0xFFFFFFFF:
+            if slot.state == _FREE:
+                if slot.generation >= _GENERATIONS:
                     continue
                 self._next = index + 1
                 slot.generation += 1
@@ -136,7 +144,7 @@ class SlotTable:
                 slot.consumers = 0
                 slot.reason = 0
                 slot.decided = False
-                slot.move(GRANT)
+                slot.move(_GRANT)
                 return slot
         return None
 
@@ -145,21 +153,21 @@ class SlotTable:
         bit = 1 << consumer
         if rank != 0 or slot.generation != generation or not slot.consumers & bit:
             return False
-        if slot.state == READY:
+        if slot.state == _READY:
             slot.consumers &= ~bit
             if slot.consumers == 0:
-                slot.move(RELEASE_LAST)
+                slot.move(_RELEASE_LAST)
             return True
-        if slot.state == QUARANTINE and slot.decided:
+        if slot.state == _QUARANTINE and slot.decided:
             slot.consumers &= ~bit
             if slot.consumers == 0:
-                slot.move(FENCED)
+                slot.move(_FENCED)
             return True
         return False
 
     def exhausted(self) -> bool:
         """Whether some slot's u32 generation ran out, which ends the session (SPEC section 2)."""
-        return any(slot.generation >= 0xFFFFFFFF for slot in self.slots)
+        return any(slot.generation >= _GENERATIONS for slot in self.slots)
 
     def by_state(self) -> dict[str, int]:
         """How many slots stand in each state, by name."""

@@ -1,5 +1,5 @@
 # C types of terms.py in the compiled build.
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef class SessionTerms:
@@ -7,3 +7,6 @@ cdef class SessionTerms:
     cdef public uint32_t vocab_size, depth, support, max_slots, max_context_tokens
     cdef public bint dense, sparse, draw_proof
     cdef public uint64_t dense_row_bytes, max_payload
+
+    cpdef int judge_step(self, uint32_t depth, double temperature, uint32_t support, uint32_t representation,
+                         int64_t budget_us) except -1

@@ -5,10 +5,14 @@ Made from the negotiated HELLOs once per session; never changes afterwards. Hold
 
 from __future__ import annotations
 
-from typing import Final
+from array import array
+from typing import TYPE_CHECKING, Final
 
 from ..errors import LocalMisuse
 from .slots import SlotGeometry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_DEPTH: Final = 32  # one bit a row in a slot's mark
 
@@ -52,3 +56,32 @@ class SessionTerms:
         if self.sparse:
             row = max(row, (self.support * 8 + 63) // 64 * 64)
         return SlotGeometry(self.max_slots, self.depth, row)
+
+    def judge_step(
+        self, depth: int, temperature: float, support: int, representation: int, budget_us: int
+    ) -> int:
+        """0 for a STEP that the leader will not refuse for its options; raises `LocalMisuse` naming what is wrong."""
+        if not 1 <= depth <= self.depth:
+            raise LocalMisuse(f"depth {depth} is outside 1..{self.depth}")
+        if not 0.0 <= temperature <= 1e6:
+            raise LocalMisuse(f"temperature {temperature} is outside 0..1e6")
+        if not 1 <= budget_us <= 0xFFFFFFFF:
+            raise LocalMisuse(f"budget_us {budget_us} is outside 1..{0xFFFFFFFF}")
+        if representation == 1:
+            if not self.dense or not 0 <= support <= self.vocab_size:
+                raise LocalMisuse(f"a dense STEP of support {support} is outside what was negotiated")
+        elif representation != 2 or not self.sparse or not 1 <= support <= self.support:
+            raise LocalMisuse(f"representation {representation} of support {support} is outside what was negotiated")
+        return 0
+
+    def judge_tokens(self, tokens: Iterable[int]) -> array[int]:
+        """The tokens of an OPEN or COMMIT, 1..max_context_tokens of the vocabulary; raises `LocalMisuse`."""
+        try:
+            fresh = array("i", tokens)
+        except (OverflowError, TypeError) as error:
+            raise LocalMisuse(f"committed tokens must be int32: {error}") from error
+        if not 1 <= len(fresh) <= self.max_context_tokens:
+            raise LocalMisuse(f"{len(fresh)} tokens are outside 1..{self.max_context_tokens}, as negotiated")
+        if min(fresh) < 0 or max(fresh) >= self.vocab_size:
+            raise LocalMisuse(f"a committed token is outside the vocabulary of {self.vocab_size}")
+        return fresh

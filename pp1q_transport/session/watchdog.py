@@ -6,9 +6,11 @@ never armed can't fire, t = 0 included. SPEC section 2 (Time).
 
 from __future__ import annotations
 
+from array import array
 from typing import Final
 
 NEVER: Final = (1 << 63) - 1
+_NEVER: Final = NEVER  # a C integer in the compiled build
 
 
 class Watchdog:
@@ -16,7 +18,7 @@ class Watchdog:
 
     def __init__(self, slots: int) -> None:
         self.count: int = slots
-        self.deadlines: list[int] = [NEVER] * slots
+        self.deadlines = memoryview(array("q", [NEVER] * slots))
         self.next_ns: int = NEVER
 
     def arm(self, slot: int, deadline_ns: int) -> None:
@@ -26,12 +28,17 @@ class Watchdog:
 
     def disarm(self, slot: int) -> None:
         """Forgets the slot's deadline; harmless when none is set."""
-        if self.deadlines[slot] != NEVER:
-            self.deadlines[slot] = NEVER
+        if self.deadlines[slot] != _NEVER:
+            self.deadlines[slot] = _NEVER
             self._refresh()
 
     def _refresh(self) -> None:
-        self.next_ns = min(self.deadlines)
+        best = _NEVER
+        for index in range(self.count):
+            at = self.deadlines[index]
+            if at < best:
+                best = at
+        self.next_ns = best
 
     def expired(self, now_ns: int) -> list[int]:
         """The armed slots whose deadline is at or before `now_ns`; they are disarmed by this call."""

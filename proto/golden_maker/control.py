@@ -34,7 +34,9 @@ class Message:
     effect: str = ""
     reason: str = ""
     field: str = ""  # the field that the refusal names
-    free: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # texts and nonces any value of which is acceptable
+    free: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # texts and nonces any value of which is acceptable
 
 
 def id_map_hash(vocab: int) -> str:
@@ -89,8 +91,8 @@ def _hello(**changes: Any) -> dict[str, Any]:
 
 def _ack(hello: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     ack = {
-        "kind": "hello_ack", "hello": {**hello_map("leader"), **(hello or {})}, "session": V64.session, "secret": SECRET,
-        "data": DATA,
+        "kind": "hello_ack", "hello": {**hello_map("leader"), **(hello or {})}, "session": V64.session,
+        "secret": SECRET, "data": DATA,
     }  # fmt: skip
     return ack | changes
 
@@ -126,20 +128,30 @@ def _valid() -> list[Message]:
 def _malformed() -> list[Message]:
     whole = enc.msgpack(_hello())
     keepalive = enc.msgpack({"kind": "keepalive"})
-    deep = {"kind": "report", "body": {"a": {"b": {"c": {}}}}}
+    empty = enc.msgpack({"kind": "report", "body": None})
+    assert empty.endswith(b"\xc0")
+
+    def report(body: bytes) -> bytes:
+        """A REPORT, right in itself, whose body is these bytes."""
+        return empty[:-1] + body
+
     cases = (
         ("empty", "No byte at all.", b""),
         ("cut", "A HELLO without its last byte.", whole[:-1]),
         ("trailing", "A byte after the map.", keepalive + b"\x00"),
-        ("not_a_map", "A list.", b"\x91\x01"),
-        ("integer_key", "A key that is an integer.", b"\x81\x01\xa1a"),
-        ("key_twice", "A key twice.", b"\x82\xa4kind\xa1a\xa4kind\xa1b"),
-        ("extension", "An extension type.", b"\x81\xa4kind\xd4\x01\x00"),
-        ("text_not_utf8", "A text that is not UTF-8.", b"\x81\xa4kind\xa2\xff\xfe"),
-        ("not_a_number", "A float that is NaN.", b"\x81\xa4kind\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00"),
-        ("too_deep", "A map at depth 5.", enc.msgpack(deep)),
-        ("claims_much", "A list that claims 2^32-1 items.", b"\x81\xa4kind\xdd\xff\xff\xff\xff"),
-        ("reserved_code", "The byte 0xc1, which msgpack never uses.", b"\x81\xa4kind\xc1"),
+        ("not_a_map", "A list.", b"\x91" + keepalive),
+        ("integer_key", "A key that is an integer.", report(b"\x81\x01\xa1a")),
+        ("bytes_key", "A key that is a byte string.", report(b"\x81\xc4\x01a\x01")),
+        ("key_twice", "A key twice.", b"\x82" + 2 * keepalive[1:]),
+        ("extension", "An extension type.", report(b"\xd4\x01\x00")),
+        ("timestamp", "The timestamp extension.", report(b"\xd6\xff\x00\x00\x00\x00")),
+        ("text_not_utf8", "A text that is not UTF-8.", report(b"\xa2\xff\xfe")),
+        ("not_a_number", "A float that is NaN.", report(b"\xcb\x7f\xf8" + bytes(6))),
+        ("infinite", "A float32 that is infinite.", report(b"\xca\x7f\x80\x00\x00")),
+        ("too_deep", "A map at depth 5.", enc.msgpack({"kind": "report", "body": {"a": {"b": {"c": {}}}}})),
+        ("claims_much", "A list that claims 2^32-1 items.", report(b"\xdd\xff\xff\xff\xff")),
+        ("long_list", "A list of 1,025 items.", report(b"\xdc\x04\x01" + bytes(1025))),
+        ("reserved_code", "The byte 0xc1, which msgpack never uses.", report(b"\xc1")),
     )
     return [
         Message(f"malformed_{name}", summary, "engine", data, None, reason="malformed") for name, summary, data in cases
@@ -172,15 +184,27 @@ def _bad_hellos() -> list[Message]:
         bad("representation_order", "malformed", "representations", "Representations in another order.",
             representations=["sparse", "dense"]),
         bad("no_boot_nonce", "limits_mismatch", "boot_nonce", "A boot nonce of 0.", boot_nonce=0),
+        bad("lists_as_text", "malformed", "representations", "A text where a list must be.", representations="dense"),
+        bad("link_kind_twice", "malformed", "link_kinds", "A link kind twice.", link_kinds=["tcp", "tcp"]),
+        bad("draw_proof_1", "malformed", "draw_proof", "The integer 1 where true must be.", draw_proof=1),
+        bad("id_map_upper", "malformed", "id_map_hash", "Upper-case digits.",
+            id_map_hash=id_map_hash(V64.vocab_size).upper()),
+        bad("no_parts", "malformed", "slot_part_bytes", "No parts.", slot_part_bytes={}),
+        bad("part_as_text", "malformed", "slot_part_bytes", "A part whose size is a text.",
+            slot_part_bytes={"tokens": "12"}),
+        bad("part_of_0", "limits_mismatch", "slot_part_bytes", "A part of 0 bytes.", slot_part_bytes={"tokens": 0}),
+        odd("not_a_map", "bad_version", version, "No map, so no version.", {"kind": "hello", "hello": 2}),
         bad("few_slots", "limits_mismatch", "max_slots", "Fewer slots than requests in flight.", max_slots=3),
         bad("same_role", "semantic_mismatch", "role", "Two leaders.", role="leader"),
         bad("same_boot_nonce", "boot_nonce", "boot_nonce", "Our own boot nonce.", boot_nonce=V64.leader_nonce),
         bad("same_link_nonce", "auth_failed", "link_nonce", "Our own link nonce.", link_nonce=LEADER_LINK_NONCE),
-        bad("semantic_id", "semantic_mismatch", "semantic_id", "Another meaning of q.", semantic_id="dyadic24-other-v1"),
+        bad("semantic_id", "semantic_mismatch", "semantic_id", "Another meaning of q.",
+            semantic_id="dyadic24-other-v1"),
         bad("rng_abi", "semantic_mismatch", "rng_abi", "Another RNG.", rng_abi="philox4x32-7"),
         bad("draw_proof", "semantic_mismatch", "draw_proof", "Without draw proof.", draw_proof=False),
         bad("link_kinds", "semantic_mismatch", "link_kinds", "No common link kind.", link_kinds=["rdma"]),
-        bad("draft_identity", "identity_mismatch", "draft_identity", "Another draft.", draft_identity="toy-draft sha256:ff"),
+        bad("draft_identity", "identity_mismatch", "draft_identity", "Another draft.",
+            draft_identity="toy-draft sha256:ff"),
         bad("draft_kind", "identity_mismatch", "draft_kind", "An adapted draft.", draft_kind="adapted"),
         bad("id_map", "identity_mismatch", "id_map_hash", "Another map of global IDs.", id_map_hash="0" * 64),
         bad("vocab_size", "limits_mismatch", "vocab_size", "Another vocabulary.", vocab_size=128),
@@ -192,7 +216,9 @@ def _bad_hellos() -> list[Message]:
 
 
 def _bad_answers() -> list[Message]:
-    def bad(name: str, reason: str, field: str, summary: str, message: dict[str, Any], to: str = "connector") -> Message:
+    def bad(
+        name: str, reason: str, field: str, summary: str, message: dict[str, Any], to: str = "connector"
+    ) -> Message:
         return Message(name, summary, to, enc.msgpack(message), message, reason=reason, field=field)
 
     refuse = {"kind": "refuse", "reason": "not_a_reason", "field": "x", "ours": "a", "theirs": "b"}
@@ -204,7 +230,12 @@ def _bad_answers() -> list[Message]:
         bad("ack_link_kind", "semantic_mismatch", "link_kinds", "An endpoint of a kind nobody stated.",
             _ack(data="rdma://127.0.0.1:47110")),
         bad("ack_depth", "limits_mismatch", "depth", "Another depth.", _ack({"depth": 2})),
+        bad("ack_hello_not_a_map", "malformed", "", "No HELLO in it.", {**_ack(), "hello": 2}),
         bad("ack_extra_key", "malformed", "", "A key too many.", _ack(colour="blue")),
+        bad("refuse_number", "malformed", "", "A number where a text must be.",
+            {**refuse, "reason": "mass", "ours": 1}),
+        bad("refuse_long", "malformed", "", "A text of 257 characters.",
+            {**refuse, "reason": "mass", "theirs": "x" * 257}),
         bad("refuse_unknown", "malformed", "", "A reason that is none.", refuse),
         bad("connector_gets_hello", "unexpected_kind", "", "A HELLO where its answer must come.", _hello()),
         bad("goodbye_extra_key", "malformed", "", "A key too many.", {"kind": "goodbye", "reason": "cancelled", "x": 1},
@@ -241,8 +272,8 @@ def proofs() -> list[Vector]:
     forged = bytes([ours.payload[0] ^ 1]) + ours.payload[1:]
     status = Frame("STATUS", V64.leader_nonce, {"boot_nonce": V64.receiver_nonce, "session": V64.session, "status": 42})
     return [
-        Vector("proof_receiver", "The receiver, which connected, proves itself first.", V64, at_port, ours, (), "proven",
-               {"hmac": ours.payload.hex()}),
+        Vector("proof_receiver", "The receiver, which connected, proves itself first.", V64, at_port, ours, (),
+               "proven", {"hmac": ours.payload.hex()}),
         Vector("proof_leader", "The leader's answer.", V64, "connector_link", theirs, (), "proven",
                {"hmac": theirs.payload.hex()}),
         bad("proof_forged", "auth_failed", "One bit of the HMAC is wrong; the digest over it is right.",

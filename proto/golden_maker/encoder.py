@@ -1,7 +1,7 @@
 """A second encoder of the PP1Q wire format, written from `spec.md` with `struct` alone.
 
-Between the golden vectors' maker and nothing: it shares no line with the transport, so that equal bytes prove something.
-Builds frames, rows, proofs and control messages, also impossible ones; decodes nothing.
+Between the golden vectors' maker and nothing: it shares no line with the transport, so that equal bytes prove
+something. Builds frames, rows, proofs and control messages, also impossible ones; decodes nothing.
 """
 
 from __future__ import annotations
@@ -249,7 +249,13 @@ def transcript(hello: bytes, ack: bytes) -> bytes:
 
 
 def link_proof(
-    secret: bytes, role: str, rank: int, session: int, leader_link_nonce: bytes, receiver_link_nonce: bytes, script: bytes
+    secret: bytes,
+    role: str,
+    rank: int,
+    session: int,
+    leader_link_nonce: bytes,
+    receiver_link_nonce: bytes,
+    script: bytes,
 ) -> bytes:
     """The 32 payload bytes of a PROOF frame."""
     fixed = b"pp1q link proof 2" + struct.pack("<BIQ", {"leader": 0, "receiver": 1}[role], rank, session)

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import encoder as enc
 from .encoder import Frame
-from .story import DENSE, SPARSE, V64, V100, Vector
+from .story import DENSE, SPARSE, V64, Vector
 
 OVERLOAD = 45
 NO_SUCH_REASON = 999
@@ -46,7 +46,7 @@ class Faults:
             )
         )  # fmt: skip
 
-    def flipped(self, base: str, **bits: int) -> dict[str, int]:
+    def flipped(self, base: str, **bits: int) -> dict[str, Any]:
         """Fields of `base` with those bits toggled."""
         return {name: self.frame(base).fields.get(name, 0) ^ bit for name, bit in bits.items()}
 
@@ -66,16 +66,19 @@ class Faults:
         wrong = replace(frame, header_digest=enc.xxh3(frame.header()[:120]) ^ 1)
         self.add("header_digest", "header_digest", link, "The header's digest is off by one bit.", base, wrong)
         self.add("reserved_common", "reserved_bits", link, "Byte 55 is not zero.", base, reserved=0x0100)
-        for kind, offset in (("reply_dense_0", 96), ("completion_dense", 94), ("step_dense", 108), ("commit_verified", 92),
-                             ("open", 96), ("reset_to_leader", 64), ("token", 80)):  # fmt: skip
+        unused = {"reply_dense_0": 96, "completion_dense": 94, "step_dense": 108, "commit_verified": 92, "open": 96,
+                  "reset_to_leader": 64, "token": 80}  # fmt: skip
+        for kind, offset in unused.items():
             patched = replace(self.frame(kind), patch={offset: b"\x01"})
             self.add(f"reserved_in_{kind}", "reserved_bits", link, f"Byte {offset} of the argument area is not zero.",
                      kind, patched)  # fmt: skip
-        for kind, field in (("completion_dense", "entry_count"), ("step_dense", "shard"), ("reset_to_leader", "position"),
-                            ("close", "round"), ("open", "depth"), ("commit_verified", "slot"), ("token", "depth"),
-                            ("completion_dense", "representation"), ("step_dense", "payload_length")):  # fmt: skip
-            self.add(f"stray_{field}_in_{kind}", "reserved_bits", link, f"A field that this kind does not carry: {field}.",
-                     kind, **{field: 1})  # fmt: skip
+        stray = (("completion_dense", "entry_count"), ("completion_dense", "representation"), ("step_dense", "shard"),
+                 ("step_dense", "payload_length"), ("reset_to_leader", "position"), ("close", "round"),
+                 ("open", "depth"), ("commit_verified", "slot"), ("token", "depth"))  # fmt: skip
+        for kind, field in stray:
+            changed = self.frame(kind).but(**{field: 1})
+            self.add(f"stray_{field}_in_{kind}", "reserved_bits", link,
+                     f"A field that this kind does not carry: {field}.", kind, changed)  # fmt: skip
         self.add("link_length", "length_bounds", link, "A payload beyond every negotiated bound; none of it follows.",
                  base, replace(frame, payload=b"", payload_digest=1), payload_length=V64.max_payload + 1)  # fmt: skip
 
@@ -85,7 +88,14 @@ class Faults:
         """A row that is right, for something else."""
         base, proposal = "reply_dense_0", "proposal"
         add, flipped = self.add, self.flipped
-        add("row_boot_nonce", "boot_nonce", "link", "An earlier life of the leader.", base, **flipped(base, boot_nonce=1))
+        add(
+            "row_boot_nonce",
+            "boot_nonce",
+            "link",
+            "An earlier life of the leader.",
+            base,
+            **flipped(base, boot_nonce=1),
+        )
         add("row_session", "session_mismatch", "link", "Another session.", base, **flipped(base, session=1))
         add("row_slot_bounds", "slot_bounds", "link", "Slot 4 of 4.", base, slot=4)
         add("row_future", "slot_state", "link", "A generation that was never granted.", base, slot_generation=8)
@@ -108,7 +118,14 @@ class Faults:
             **flipped(base, context=1))  # fmt: skip
         add("row_at_anchor", "position_bounds", proposal, "The anchor's own position.", base, position=4)
         add("row_beyond_depth", "position_bounds", proposal, "One past the last position.", base, position=8)
-        add("row_twice", "position_duplicate", proposal, "The same row again.", base, before=("open", "step_dense", base))
+        add(
+            "row_twice",
+            "position_duplicate",
+            proposal,
+            "The same row again.",
+            base,
+            before=("open", "step_dense", base),
+        )
         second = self.frame("reply_dense_1")
         moved = replace(self.frame(base), payload=second.payload, payload_digest=second.digest_of_payload())
         add("row_misplaced", "payload_digest", proposal, "Position 6's valid row under position 5's header.", base,
@@ -168,7 +185,9 @@ class Faults:
         zero = meaning["counts"].index(0)
         self.add("dense_zero_token", "zero_q_token", proposal, "The token has no mass.", base, token=zero)
         other = next(v for v, count in enumerate(meaning["counts"]) if count and v != frame.fields["token"])
-        self.add("dense_draw", "draw_mismatch", proposal, "A token with mass, but not the one drawn.", base, token=other)
+        self.add(
+            "dense_draw", "draw_mismatch", proposal, "A token with mass, but not the one drawn.", base, token=other
+        )
         padded = self.frame("reply_v100")
         payload = padded.payload[:400] + bytes(47) + b"\x01"
         self.add("dense_padding", "padding_nonzero", proposal, "The last padding byte is 1.", "reply_v100",
@@ -196,7 +215,9 @@ class Faults:
         nan = struct.pack("<I", NAN) + frame.payload[4:]
         self.add("sparse_nan", "nonfinite", proposal, "One value is NaN.", base, replace(frame, payload=nan))
         negative = struct.pack("<f", -counts[0] / enc.MASS) + frame.payload[4:]
-        self.add("sparse_negative", "negative", proposal, "One value is negative.", base, replace(frame, payload=negative))
+        self.add(
+            "sparse_negative", "negative", proposal, "One value is negative.", base, replace(frame, payload=negative)
+        )
         self.add("sparse_digest", "payload_digest", proposal, "The payload's digest is off by one bit.", base,
                  replace(frame, payload_digest=frame.digest_of_payload() ^ 1))  # fmt: skip
 
@@ -231,8 +252,8 @@ class Faults:
         granted = ("open", "step_dense")
         for kind, base_name in (("step", "step_dense"), ("open", "open"), ("token", "token")):
             wrong = self.frame(base_name).but(boot_nonce=nonce)
-            add(f"receiver_gets_{kind}", "unexpected_kind", "link", f"A receiver never gets a {kind.upper()}.", base_name,
-                wrong, to="receiver", before=granted)  # fmt: skip
+            add(f"receiver_gets_{kind}", "unexpected_kind", "link", f"A receiver never gets a {kind.upper()}.",
+                base_name, wrong, to="receiver", before=granted)  # fmt: skip
         reply = self.frame("reply_dense_0").but(boot_nonce=V64.receiver_nonce)
         add("leader_gets_reply", "unexpected_kind", "link", "A leader never gets a REPLY.", "reply_dense_0", reply,
             to="leader")  # fmt: skip
@@ -244,13 +265,27 @@ class Faults:
         base, step = "step_dense", "step"
         add, flipped = self.add, self.flipped
         granted = ("open", base)
-        add("step_boot_nonce", "boot_nonce", "link", "An earlier life of the receiver.", base, **flipped(base, boot_nonce=1))
+        add(
+            "step_boot_nonce",
+            "boot_nonce",
+            "link",
+            "An earlier life of the receiver.",
+            base,
+            **flipped(base, boot_nonce=1),
+        )
         add("step_session", "session_mismatch", "link", "Another session.", base, **flipped(base, session=1))
         add("step_slot_bounds", "slot_bounds", "link", "Slot 4 of 4.", base, slot=4)
         add("step_twice", "generation_duplicate", step, "The same STEP again.", base, before=granted)
         add("step_older", "generation_stale", step, "An earlier generation of the slot.", base, before=granted,
             slot_generation=6, round=10)  # fmt: skip
-        add("step_request_unknown", "request_unknown", step, "A request that is not open.", base, **flipped(base, request=1))
+        add(
+            "step_request_unknown",
+            "request_unknown",
+            step,
+            "A request that is not open.",
+            base,
+            **flipped(base, request=1),
+        )
         add("step_key_reuse", "key_reuse", step, "The same generation and round in another slot.", base, before=granted,
             slot=1, slot_generation=1)  # fmt: skip
         add("step_request_generation", "generation_stale", step, "An earlier generation of the request.", base,
@@ -263,6 +298,10 @@ class Faults:
         add("step_prefix", "context_mismatch", step, "Another committed prefix.", base, **flipped(base, prefix_high=1))
         add("step_representation", "representation", step, "Representation 3.", base, representation=3)
         add("step_support", "support_bounds", step, "More than the vocabulary.", base, support_policy=65)
+        add("step_dense_unwanted", "representation", step, "Dense rows in a session without them.", "step_thin",
+            representation=DENSE, support_policy=0)  # fmt: skip
+        add("step_sparse_unwanted", "representation", step, "Sparse rows in a session without them.", "step_v100",
+            representation=SPARSE, support_policy=8)  # fmt: skip
         sparse = "step_sparse"
         add("step_sparse_support", "support_bounds", step, "Nine entries where eight are negotiated.", sparse,
             support_policy=9)  # fmt: skip
@@ -281,13 +320,27 @@ class Faults:
         empty = replace(opened, payload=b"")
         add("open_empty", "length_bounds", link, "No token.", "open", empty, token_count=0)
         vast = replace(opened, payload=b"", payload_digest=1)
-        add("open_vast", "length_bounds", link, "65 tokens where 64 are negotiated; none of them follows.", "open", vast,
-            token_count=65, payload_length=260)  # fmt: skip
+        add("open_vast", "length_bounds", link, "65 tokens where 64 are negotiated; none of them follows.", "open",
+            vast, token_count=65, payload_length=260)  # fmt: skip
         add("open_digest", "payload_digest", link, "The payload's digest is off by one bit.", "open",
             replace(opened, payload_digest=opened.digest_of_payload() ^ 1))  # fmt: skip
-        add("open_token", "id_range", link, "Token 64 of a vocabulary of 64.", "open", *_tokens(opened, [5, 64, 63, 0, 42]))
+        add(
+            "open_token",
+            "id_range",
+            link,
+            "Token 64 of a vocabulary of 64.",
+            "open",
+            *_tokens(opened, [5, 64, 63, 0, 42]),
+        )
         add("open_token_negative", "id_range", link, "Token -1.", "open", *_tokens(opened, [5, -1, 63, 0, 42]))
-        add("open_prefix", "context_mismatch", link, "Not the digest of its tokens.", "open", **flipped("open", prefix_low=1))
+        add(
+            "open_prefix",
+            "context_mismatch",
+            link,
+            "Not the digest of its tokens.",
+            "open",
+            **flipped("open", prefix_low=1),
+        )
         add("open_position", "position_bounds", link, "Not the last token's position.", "open", position=5)
         base = "commit_verified"
         frame = self.frame(base)
@@ -320,6 +373,3 @@ def invalid(valid: list[Vector]) -> list[Vector]:
                  faults.prefixes):  # fmt: skip
         part()
     return faults.out
-
-
-__all__ = ["DENSE", "SPARSE", "V100", "Faults", "invalid"]

@@ -1,10 +1,12 @@
 """The valid frames: three small sessions told from OPEN to CLOSE, every frame with what led up to it.
 
-Between `encoder` and `make_golden`. Everything is fixed here: nonces, seeds, tokens, counts. Draws follow from the seeds.
+Between `encoder` and `make_golden`. Everything is fixed here: nonces, seeds, tokens, counts. Draws follow from the
+seeds.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +40,8 @@ class Session:
     request: int
     request_seed: int
     prompt: tuple[int, ...]
+    dense: bool = True
+    sparse: bool = True
 
     @property
     def dense_row_bytes(self) -> int:
@@ -74,13 +78,17 @@ V64 = Session(
 )  # fmt: skip
 V100 = Session(
     "v100", 100, 1, 8, 2, 16, 0x5E5510D0_00000100, 0x1EADE400_0B007011, 0x4ECE1BE4_0B007012, 0x1112131415161718,
-    0xFEEDFACE_CAFEBEEF, (99, 1, 7),
+    0xFEEDFACE_CAFEBEEF, (99, 1, 7), sparse=False,
 )  # fmt: skip
 FULL = Session(
     "full", 129280, 1, 32, 1, 16, 0x5E5510D0_00129280, 0x1EADE400_0B007021, 0x4ECE1BE4_0B007022, 0x2122232425262728,
     0x01234567_89ABCDEF, (129279, 0, 100000),
 )  # fmt: skip
-SESSIONS = (V64, V100, FULL)
+THIN = Session(
+    "thin", 4096, 1, 8, 2, 16, 0x5E5510D0_00004096, 0x1EADE400_0B007031, 0x4ECE1BE4_0B007032, 0x3132333435363738,
+    0xFEDCBA98_76543210, (4095,), dense=False,
+)  # fmt: skip
+SESSIONS = (V64, V100, FULL, THIN)
 
 RECIPE = {"factor": 40503, "modulus": 256, "rest_to": 0}
 
@@ -175,7 +183,7 @@ class Story:
     def completion(self, step: Frame, replies: list[Frame]) -> tuple[Frame, dict[str, Any]]:
         """COMPLETION over `replies`, and the entries its digest covers."""
         entries = [(r.fields["position"], len(r.payload), r.digest_of_payload()) for r in replies]
-        packed = b"".join(enc.struct.pack("<IIQ", *entry) for entry in entries)
+        packed = b"".join(struct.pack("<IIQ", *entry) for entry in entries)
         frame = self.about(
             "COMPLETION", "leader", step, position=step.fields["position"], depth=step.fields["depth"],
             reply_size=sum(size for _, size, _ in entries), context=enc.context_digest(step.fields),
@@ -189,7 +197,9 @@ def _v64() -> list[Vector]:
     tale = Story(V64, 3)
     out: list[Vector] = []
 
-    def tell(name: str, to: str, frame: Frame, effect: str, summary: str, before: tuple[str, ...], **detail: Any) -> Frame:
+    def tell(
+        name: str, to: str, frame: Frame, effect: str, summary: str, before: tuple[str, ...], **detail: Any
+    ) -> Frame:
         out.append(Vector(name, summary, V64, to, frame, before, effect, detail))
         return frame
 
@@ -230,7 +240,7 @@ def _notices(tale: Story, step: Frame, tell: Any) -> None:
     tell("cancel_to_leader", "leader", tale.about("CANCEL", "receiver", step, **notice, status=CANCELLED), "reset",
          "The receiver no longer wants the proposal.", granted)  # fmt: skip
     tell("reset_to_receiver", "receiver", tale.about("RESET", "leader", step, **notice, status=LINK_ERROR),
-         "discarded:link_error", "The leader declares the generation dead while a row has landed.", landing)  # fmt: skip
+         "discarded:link_error", "The leader declares the generation dead when a row has landed.", landing)  # fmt: skip
     tell("cancel_to_receiver", "receiver", tale.about("CANCEL", "leader", step, **notice, status=CANCELLED),
          "discarded:cancelled", "The leader gives the proposal up.", granted)  # fmt: skip
     tell("status_step", "receiver", tale.about("STATUS", "leader", step, **notice, status=KEY_REUSE),
@@ -262,29 +272,35 @@ def _sparse(tale: Story, tell: Any, seen: tuple[str, ...]) -> None:
         counts = enc.counts_to_mass(list(entries.values()))
         frame, meaning = tale.reply(step, row, list(entries), counts)
         name = f"reply_sparse_{row}"
-        replies.append(tell(name, "receiver", frame, "row_landed", f"Sparse row {row} of step_sparse.", seen, **meaning))
+        replies.append(
+            tell(name, "receiver", frame, "row_landed", f"Sparse row {row} of step_sparse.", seen, **meaning)
+        )
         seen = (*seen, name)
     frame, meaning = tale.completion(step, replies)
     tell("completion_sparse", "receiver", frame, "ready", "Both rows are in.", seen, **meaning)
 
 
-def _single(session: Session, suffix: str, counts: list[int], stored: bool) -> list[Vector]:
-    """OPEN, STEP, one dense row and COMPLETION of a further vocabulary."""
+def _single(session: Session, counts: list[int], ids: list[int] | None = None, stored: bool = True) -> list[Vector]:
+    """OPEN, STEP, one row (sparse with `ids`) and COMPLETION of a further vocabulary."""
+    suffix = session.name
     tale = Story(session, 1)
     names = [f"{kind}_{suffix}" for kind in ("open", "step", "reply", "completion")]
-    step = tale.step(round=0, slot=0, slot_generation=1, depth=1, representation=DENSE, support_policy=0,
+    representation, policy = (DENSE, 0) if ids is None else (SPARSE, session.support)
+    step = tale.step(round=0, slot=0, slot_generation=1, depth=1, representation=representation, support_policy=policy,
                      temperature=1.0, target_context=0, trace_id=0, budget_us=1_000_000)  # fmt: skip
-    reply, meaning = tale.reply(step, 0, None, counts)
+    reply, meaning = tale.reply(step, 0, ids, counts)
     if not stored:
         meaning["recipe"] = RECIPE
         del meaning["counts"]
     done, entries = tale.completion(step, [reply])
-    size = f"a vocabulary of {session.vocab_size} ({session.dense_row_bytes - 4 * session.vocab_size} padding bytes)"
+    size = f"a vocabulary of {session.vocab_size}"
+    if ids is None:
+        size += f" ({session.dense_row_bytes - 4 * session.vocab_size} padding bytes)"
     return [
         Vector(names[0], f"A request over {size}.", session, "leader", tale.open(2**32 - 1), (), "opened",
                {"tokens": list(session.prompt)}),
-        Vector(names[1], "Grants slot 0 for one dense row.", session, "leader", step, tuple(names[:1]), "granted"),
-        Vector(names[2], f"The dense row over {size}.", session, "receiver", reply, tuple(names[:2]), "row_landed",
+        Vector(names[1], "Grants slot 0 for one row.", session, "leader", step, tuple(names[:1]), "granted"),
+        Vector(names[2], f"The row over {size}.", session, "receiver", reply, tuple(names[:2]), "row_landed",
                meaning, stored=stored),
         Vector(names[3], "The proposal of one row becomes ready.", session, "receiver", done, tuple(names[:3]), "ready",
                entries),
@@ -295,6 +311,7 @@ def valid() -> list[Vector]:
     """Every valid data-plane vector but the proofs, in an order in which `before` names only earlier ones."""
     return [
         *_v64(),
-        *_single(V100, "v100", dense_counts(100, 1), True),
-        *_single(FULL, "full", recipe_counts(FULL.vocab_size), False),
+        *_single(V100, dense_counts(100, 1)),
+        *_single(FULL, recipe_counts(FULL.vocab_size), stored=False),
+        *_single(THIN, enc.counts_to_mass([1, 2, 3, 4, 5, 6, 7, 8]), ids=[0, 1, 77, 78, 1000, 2047, 4094, 4095]),
     ]

@@ -23,7 +23,7 @@ def cut_header(frame: Frame, world: World) -> list[Sent]:
     return [frame.encode(world.terms.leader_nonce)[:64], frame]
 
 
-# --- 2.01..: magic, version, kind, digest, flags, reserved bits: both directions ------------------------------------------
+# --- 2.01..: magic, version, kind, digest, flags, reserved bits: both directions ------------------------------------
 
 FORMAT: Final = (
     _link("2.01", "first magic byte of a REPLY", R.BAD_MAGIC, wire.REPLY, bits(0, 0x01)),
@@ -48,7 +48,7 @@ FORMAT: Final = (
     _link("2.20", "half a header, then the next frame", R.HEADER_DIGEST, wire.REPLY, cut_header),
 )
 
-# --- 2.21..: reserved argument bytes and stray fields of each kind ---------------------------------------------------------
+# --- 2.21..: reserved argument bytes and stray fields of each kind --------------------------------------------------
 
 RESERVED: Final = (
     _link("2.21", "REPLY: reserved argument byte 96", R.RESERVED_BITS, wire.REPLY, bits(96, 1)),
@@ -77,7 +77,7 @@ RESERVED: Final = (
     _link("2.44", "CLOSE with a round", R.RESERVED_BITS, wire.CLOSE, fields(round=1)),
 )
 
-# --- 2.45..: who sent it, to which session, how long -------------------------------------------------------------------------
+# --- 2.45..: who sent it, to which session, how long ----------------------------------------------------------------
 
 IDENTITY: Final = (
     _link("2.45", "REPLY of an earlier life of the leader", R.BOOT_NONCE, wire.REPLY, fields(boot_nonce=0xDEAD)),
@@ -107,7 +107,7 @@ IDENTITY: Final = (
 )  # fmt: skip
 
 
-# --- 2.64..: known kinds that a role never receives --------------------------------------------------------------------------
+# --- 2.64..: known kinds that a role never receives -----------------------------------------------------------------
 
 
 def _alien(kind: int, payload: bytes = b"") -> Bend:
@@ -135,7 +135,7 @@ ALIEN: Final = (
 )
 
 
-# --- 2.74..: RESET, CANCEL and STATUS ------------------------------------------------------------------------------------------
+# --- 2.74..: RESET, CANCEL and STATUS -------------------------------------------------------------------------------
 
 
 def _notice(kind: int, status: int, **place: int) -> Bend:

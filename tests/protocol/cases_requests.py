@@ -1,4 +1,4 @@
-"""SPEC 2 and 5: OPEN, COMMIT and CLOSE, whose faults cost the link, and STEPs that the leader refuses, which cost one proposal."""
+"""SPEC 2: OPEN, COMMIT and CLOSE, whose faults cost the link, and STEPs that the leader refuses, at the cost of one proposal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPEC 4: rows and completions. A payload fault costs one proposal, whatever it is; a generation that was never granted the link."""
+"""SPEC 4: rows and completions. A payload fault costs one proposal; a generation that was never granted costs the link."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _set(index: int, identity: int | None = None, q: int | None = None) -> Bend:
     return sparse(change)
 
 
-# --- 4.001..: what a row's header claims ---------------------------------------------------------------------------------------
+# --- 4.001..: what a row's header claims ----------------------------------------------------------------------------
 
 CLAIMS: Final = (
     _row("4.001", "row names another request", R.REQUEST_MISMATCH, fields(request=lambda h: h.request + 98)),
@@ -102,7 +102,7 @@ CLAIMS: Final = (
     _sparse("4.041", "sparse row with the token past the vocabulary", R.ID_RANGE, fields(token=0x7FFFFFFF)),
 )  # fmt: skip
 
-# --- 4.042..: a payload signed for another place, the header being right -----------------------------------------------------------
+# --- 4.042..: a payload signed for another place, the header being right --------------------------------------------
 
 PLACES: Final = (
     _row("4.042", "digest of another kind", R.PAYLOAD_DIGEST, signed_as(kind=wire.TOKEN)),
@@ -127,7 +127,7 @@ PLACES: Final = (
          both(dense(0, NAN), moved())),
 )  # fmt: skip
 
-# --- 4.061..: values, with right digests ----------------------------------------------------------------------------------------
+# --- 4.061..: values, with right digests ----------------------------------------------------------------------------
 
 DENSE_VALUES: Final = (
     _row("4.061", "dense NaN", R.NONFINITE, dense(0, NAN)),
@@ -189,7 +189,7 @@ def _first_id(frame: object) -> int:
     return int.from_bytes(payload[4 * n : 4 * n + 4], "little", signed=True)
 
 
-# --- 4.106..: completions ---------------------------------------------------------------------------------------------------------
+# --- 4.106..: completions -------------------------------------------------------------------------------------------
 
 
 def _completion(number: str, title: str, reason: Reason, bend: Bend, **more: object) -> Life:
@@ -236,7 +236,7 @@ COMPLETIONS: Final = (
     _row("4.134", "row claims less than it carries: the rest is no header", R.BAD_MAGIC, claimed(252), cost=Cost.LINK),
 )  # fmt: skip
 
-# --- 4.135..: what is right passes --------------------------------------------------------------------------------------------------
+# --- 4.135..: what is right passes ----------------------------------------------------------------------------------
 
 
 def _right(number: str, title: str, **more: object) -> Life:

@@ -37,7 +37,7 @@ def _assert_discarded(flight: Flight, reason: Reason) -> None:
     assert flight.reason is reason
 
 
-# --- budgets ---------------------------------------------------------------------------------------------------------------
+# --- budgets --------------------------------------------------------------------------------------------------------
 
 
 def just_in_time(world: World) -> None:
@@ -116,7 +116,7 @@ def budgets_run_out_one_by_one(world: World) -> None:
         _assert_discarded(flight, R.TIMEOUT)
 
 
-# --- late bytes --------------------------------------------------------------------------------------------------------------
+# --- late bytes -----------------------------------------------------------------------------------------------------
 
 
 def late_rows_land_nowhere(world: World) -> None:
@@ -282,7 +282,7 @@ def step_rewritten_to_a_free_slot(world: World) -> None:
     assert flight.reason is R.LINK_ERROR
 
 
-# --- cancel, close, reset ---------------------------------------------------------------------------------------------------------
+# --- cancel, close, reset -------------------------------------------------------------------------------------------
 
 
 def cancel_stops_the_leader(world: World) -> None:
@@ -303,6 +303,29 @@ def close_in_flight(world: World) -> None:
     world.run()
     _assert_discarded(flight, R.CANCELLED)
     assert world.put(flight) is False
+
+
+def close_alone_stops_the_leader(world: World) -> None:
+    """A CLOSE without the RESET that usually comes before it."""
+    flight = world.step(world.open(1))
+    world.put(flight, 1)
+    world.send("receiver", world.frame("receiver", wire.CLOSE, request=1, subject=0, status=0))
+    assert world.put(flight) is False, "the leader still drafts for a closed request"
+    world.at(BUDGET_NS)
+    _assert_discarded(flight, R.TIMEOUT)
+
+
+def timeout_after_a_ready_generation(world: World) -> None:
+    """What the slot's last generation was must not be held against the next: it is fenced and granted again."""
+    first = world.step(world.open(1))
+    world.put(first)
+    world.release(first)
+    second = world.step(world.open(2))
+    assert second.slot is first.slot
+    world.at(BUDGET_NS)
+    _assert_discarded(second, R.TIMEOUT)
+    assert second.slot.state == st.FREE
+    _assert_undisturbed(world, world.step(world.open(3)))
 
 
 def close_while_ready(world: World) -> None:
@@ -336,7 +359,7 @@ def risen_generation_after_a_discard(world: World) -> None:
     assert world.tokens(again) == world.honest_tokens(again)
 
 
-# --- generations and keys ------------------------------------------------------------------------------------------------------------
+# --- generations and keys -------------------------------------------------------------------------------------------
 
 
 def stale_step(world: World) -> None:
@@ -501,7 +524,7 @@ def last_request_generation_at_a_lost_link(world: World) -> None:
     _assert_discarded(beside, R.PEER_LOST)
 
 
-# --- slots: fences, quarantine, releases ------------------------------------------------------------------------------------------------
+# --- slots: fences, quarantine, releases ----------------------------------------------------------------------------
 
 
 def all_slots_taken(world: World) -> None:
@@ -603,7 +626,7 @@ def two_consumers(world: World) -> None:
     assert flight.slot.state == st.FREE
 
 
-# --- lost links, full outboxes, local misuse ------------------------------------------------------------------------------------------------
+# --- lost links, full outboxes, local misuse ------------------------------------------------------------------------
 
 
 def leader_dies(world: World) -> None:
@@ -630,9 +653,10 @@ def leader_does_not_read(world: World) -> None:
     flights = [world.step(world.open(i)) for i in (1, 2)]
     request = world.open(3)
     world.taps["receiver"].hold = True
+    while world.receiver.outbox.bytes_queued + 132 < world.receiver.outbox.capacity:
+        world.receiver.commit(request, 0, wire.TARGET_ONLY, 0, [1])
     with pytest.raises(PeerFault) as raised:
-        for _ in range(1 << 12):
-            world.receiver.commit(request, 0, wire.TARGET_ONLY, 0, [1])
+        world.receiver.commit(request, 0, wire.TARGET_ONLY, 0, [1])
     assert raised.value.reason is R.OVERLOAD
     world.down("receiver", raised.value.reason)
     world.run()
@@ -756,6 +780,9 @@ CASES: Final[tuple[Case, ...]] = (
     _case("4.225", "the leader dies", R.PEER_LOST, leader_dies, ends={"leader": R.CANCELLED, "receiver": R.PEER_LOST}),
     _case("4.226", "the receiver's link fails", R.LINK_ERROR, receiver_dies,
           ends={"receiver": R.LINK_ERROR, "leader": R.PEER_LOST}),
+    _case("4.227", "close alone stops the leader", R.TIMEOUT, close_alone_stops_the_leader),
+    _case("4.228", "timeout of a slot whose last generation was ready", R.TIMEOUT, timeout_after_a_ready_generation,
+          world={"slots": 1}),
     _case("5.01", "key of the round before", R.KEY_REUSE, key_of_the_last_round),
     _case("5.02", "the same round after a reset is another key", R.TIMEOUT, key_after_reset_of_the_same_round),
     _case("5.03", "STEP below the generation that was reset", R.GENERATION_STALE, key_of_an_earlier_generation),

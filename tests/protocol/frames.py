@@ -110,7 +110,7 @@ class Tap:
         return found[-1].copy(self._world.terms.leader_nonce)
 
 
-# --- bends: what a case does to one frame ------------------------------------------------------------------------------
+# --- bends: what a case does to one frame ---------------------------------------------------------------------------
 
 Value = int | float | Callable[[Header], int | float]
 

@@ -1,14 +1,15 @@
 """Reads the golden vectors and drives them through the real machines, in the state that each vector names.
 
-Between `proto/golden` and the tests beside this file. A bench is one end of a session: it is brought to the state by the
-frames of `before` (its own are made by the session itself and must equal the golden bytes, the peer's are fed), then it is
-fed bytes and says what came of them.
+Between `proto/golden` and the tests beside this file. A bench is one end of a session: it is brought to the state by
+the frames of `before` (its own are made by the session itself and must equal the golden bytes, the peer's are fed),
+then it is fed bytes and says what came of them.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def recipe_payload(recipe: dict[str, int], vocab: int) -> bytes:
     """The dense row that a recipe describes."""
     counts = [v * recipe["factor"] % recipe["modulus"] for v in range(vocab)]
     counts[recipe["rest_to"]] += (1 << 24) - sum(counts)
-    return b"".join(wire._F32.pack(count / (1 << 24)) for count in counts)
+    return struct.pack(f"<{vocab}f", *(count / (1 << 24) for count in counts))
 
 
 @functools.cache
@@ -121,7 +122,7 @@ def terms(name: str) -> SessionTerms:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`costs`: link, proposal, step, frame, session (control), or "" when nothing was refused; `effect`: what was done."""
+    """`costs`: link, proposal, step, frame, session (control), "" when nothing was refused; `effect`: what was done."""
 
     costs: str
     reason: str
@@ -136,12 +137,12 @@ def _link(code: int) -> Outcome:
     return Outcome("link", Reason.from_code(code).value, "")
 
 
-def fill(assembler: Assembler, data: bytes, now_ns: int) -> int:
-    """Hands bytes to the assembler as a link does; the code that ends the link, or 0."""
+def fill(assembler: Assembler, data: bytes, now_ns: int, chunk: int = 1 << 30) -> int:
+    """Hands bytes to the assembler as a link does, at most `chunk` at once; the code that ends the link, or 0."""
     at = 0
     while at < len(data):
         assembler.want()
-        count = min(assembler.length, len(data) - at)
+        count = min(assembler.length, len(data) - at, chunk)
         copy_bytes(assembler.memory, assembler.offset, data, at, count)
         at += count
         code = assembler.received(count, now_ns)
@@ -340,7 +341,10 @@ class LeaderBench(Bench):
             assert len(session.steps) == steps
             status = wire.Header()
             assert status.decode(drain(session.outbox), 0) == 0
-            assert (status.kind, status.status) == (wire.STATUS, Reason(refused[0]).code)
+            assert (status.kind, status.subject, status.status) == (wire.STATUS, wire.STEP, Reason(refused[0]).code)
+            asked = self.assembler.header
+            for name in ("request", "request_generation", "slot", "slot_generation", "round"):
+                assert getattr(status, name) == getattr(asked, name), f"the STATUS names another {name}"
             return Outcome("step", refused[0], "")
         if len(session.steps) > steps:
             return Outcome("", "", "granted")

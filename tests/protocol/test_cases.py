@@ -8,10 +8,11 @@ import pytest
 
 from pp1q_transport.errors import Reason
 
-from . import cases_headers, cases_requests, cases_rows, cases_time
+from . import cases_handshake, cases_headers, cases_requests, cases_rows, cases_time
 from .case import Case
 
-CASES: tuple[Case, ...] = (*cases_headers.CASES, *cases_requests.CASES, *cases_rows.CASES, *cases_time.CASES)
+TABLES = (cases_headers, cases_requests, cases_rows, cases_time, cases_handshake)
+CASES: tuple[Case, ...] = tuple(case for table in TABLES for case in table.CASES)
 
 # Members of the closed list that no case can meet in this build, each with its why.
 UNREACHABLE = {

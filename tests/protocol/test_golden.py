@@ -12,10 +12,11 @@ import pytest
 
 from pp1q_transport import wire
 from pp1q_transport._native import kernels
-from pp1q_transport.control_codec import decode_message, encode_message
+from pp1q_transport.control_codec import MESSAGE_LIMIT, REPORT_LIMIT, decode_message, encode_message
 from pp1q_transport.engine import terms_of
 from pp1q_transport.errors import Reason
 from pp1q_transport.session.negotiate import Role
+from pp1q_transport.session.proof import proof_frame
 
 from . import golden as gold
 from .golden import Golden, Outcome, bench_for, chosen, flips, judge_message, number, vectors
@@ -70,7 +71,11 @@ def test_the_check_sees_a_changed_a_missing_and_a_foreign_file(tmp_path: Any) ->
     (tmp_path / "more.bin").write_bytes(b"")
     done = subprocess.run([*script, "--check"], capture_output=True, text=True, timeout=25)
     assert done.returncode == 1
-    assert done.stdout.split("\n")[:3] == ["close.json: missing", "more.bin: no vector has this name", "open.bin: differs"]
+    assert done.stdout.split("\n")[:3] == [
+        "close.json: missing",
+        "more.bin: no vector has this name",
+        "open.bin: differs",
+    ]
 
 
 def test_every_kind_has_a_valid_vector_and_every_reason_an_invalid_one() -> None:
@@ -144,11 +149,9 @@ def check_row(vector: Golden, note: dict[str, Any], payload: bytes) -> None:
     f = vector.fields
     step = next(vectors()[name] for name in reversed(vector.note["before"]) if vectors()[name].kind == "STEP")
     opened = next(vectors()[name] for name in vector.note["before"] if vectors()[name].kind == "OPEN")
-    asked = step.fields
-    assert f["context"] == wire.context_digest(
-        asked["prefix_low"], asked["prefix_high"], asked["target_context"], asked["temperature"],
-        asked["support_policy"], asked["representation"],
-    )  # fmt: skip
+    header = wire.Header()
+    assert header.decode(step.data, 0) == 0
+    assert f["context"] == header.step_context()
     u24 = kernels.draw_u24(opened.fields["seed"], 1, f["request_generation"], f["round"], f["position"])
     assert u24 == note["u24"]
     if "recipe" in note:
@@ -206,6 +209,39 @@ def test_a_refused_row_leaves_the_stream_in_step(vector: Golden) -> None:
     status = "status_link_to_receiver"
     if vector.note["session"] == "v64":
         assert bench.feed(vectors()[status].data) == Outcome("", "", "noted")
+
+
+CHUNKS = (1, 3, 64, 127, 128, 129, 255, 4096)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("session", ("dense", "sparse", "v100", "full", "thin"))
+def test_a_whole_proposal_becomes_ready_however_the_stream_is_cut(session: str, chunk: int) -> None:
+    """Rows and completion in one stream: ends of chunks and ends of frames have nothing to do with each other."""
+    done = vectors()[f"completion_{session}"]
+    names = done.note["before"]
+    step = next(index for index in reversed(range(len(names))) if vectors()[names[index]].kind == "STEP")
+    bench = gold.ReceiverBench(done.note["session"])
+    bench.prepare(names[: step + 1])
+    stream = b"".join(vectors()[name].data for name in names[step + 1 :]) + done.data
+    if session == "full" and chunk < 64:
+        chunk = 4097 + chunk
+    ready, frames = bench.session.ready, bench.assembler.frames
+    assert gold.fill(bench.assembler, stream, gold.START_NS, chunk) == 0
+    assert bench.session.ready == ready + 1
+    assert bench.assembler.frames == frames + done.fields["positions"] + 1
+
+
+def test_each_end_makes_the_golden_proof() -> None:
+    for role, agreement in gold.agreements().items():
+        assert proof_frame(agreement) == vectors()[f"proof_{role.value}"].data
+
+
+def test_a_closing_receiver_sends_the_golden_close() -> None:
+    bench = gold.ReceiverBench("v64")
+    bench.prepare(["open"])
+    bench.session.close(bench.requests.requests[vectors()["open"].fields["request"]])
+    assert gold.drain(bench.session.outbox) == vectors()["close"].data
 
 
 @pytest.mark.parametrize("prefix", range(0, 129, 8))
@@ -270,8 +306,39 @@ def test_every_cut_frame_leaves_nothing_behind_but_peer_lost(vector: Golden) -> 
         assert bench.cut() == "", f"{size} bytes"
 
 
+@each(INVALID)
+def test_no_flip_or_cut_makes_an_invalid_frame_pass(vector: Golden) -> None:
+    """One bit of every third byte, and every seventh length: a refused frame does not become an accepted one."""
+    now_ns = gold.START_NS + vector.note["now_us"] * 1000
+    right = {g.data for g in VALID}
+    for bit, flipped in flips(vector.data, range(vector.data[119] % 8, 8 * len(vector.data), 25)):
+        if flipped not in right:
+            assert bench_for(vector).feed(flipped, now_ns).refused, f"bit {bit}"
+    for size in range(0, len(vector.data), 7):
+        bench = bench_for(vector)
+        outcome = bench.feed(vector.data[:size], now_ns)
+        assert outcome.effect == "", f"{size} bytes"
+        if outcome.costs != "link":
+            assert bench.cut() == "", f"{size} bytes"
+
+
+@each([g for g in VALID if g.kind == "REPLY" and g.name != "reply_full"])
+def test_every_flip_of_q_is_seen_under_a_right_digest(vector: Golden) -> None:
+    """A sender that digests what it corrupted: every bit of q and of the padding is still noticed, by its value."""
+    seed, f = number(vector.note["payload_seed"]), vector.fields
+    q_bytes = f["payload_length"] if f["representation"] == wire.DENSE else 4 * f["entry_count"]
+    expected = {"nonfinite", "negative", "nondyadic", "mass", "padding_nonzero", "zero_entry"}
+    for bit, flipped in flips(vector.data, range(1024, 1024 + 8 * q_bytes)):
+        frame = bytearray(flipped)
+        struct.pack_into("<Q", frame, 112, kernels.xxh3_64(frame, 128, len(frame) - 128, seed))
+        outcome = bench_for(vector).feed(seal(frame))
+        assert outcome.costs == "proposal", f"bit {bit}"
+        assert outcome.reason in expected, f"bit {bit}"
+
+
 # A sealed flip: one bit of the header changed and the header digest taken anew, as a faulty or hostile sender would.
 # These fields may say something else, and the frame is then another acceptable one; every other field must be refused.
+# In CLOSE, COMMIT and PROOF they are fields that no check looks at.
 _NOTICE = ("subject", "status", "request", "request_generation", "slot", "slot_generation", "round")
 MAY_SAY_OTHERWISE = {
     "OPEN": ("seed", "max_position"),
@@ -387,6 +454,14 @@ def test_every_flipped_message_is_refused_but_in_nonces_and_free_text(vector: Go
             assert outcome.refused, f"bit {bit}"
         if agreement is not None:  # a nonce may be anything, but then the transcript differs and no link joins
             assert not agreement.proves(peer, proof), f"bit {bit}"
+
+
+def test_a_message_beyond_its_bound_is_malformed_whatever_it_holds() -> None:
+    data = encode_message({"kind": "report", "body": ["x" * 16_000] * 5}, REPORT_LIMIT)
+    assert len(data) > MESSAGE_LIMIT
+    outcome, _, _ = judge_message("engine", data)
+    assert outcome == Outcome("session", "malformed", "")
+    assert decode_message(data, REPORT_LIMIT)["kind"] == "report"
 
 
 @each(MESSAGES)

@@ -132,7 +132,7 @@ class World:
             self.receiver.open(request)
         self.run()
 
-    # ---- the receiver's client ----------------------------------------------------------------------------------
+    # ---- the receiver's client -------------------------------------------------------------------------------------
 
     def open(self, request: int, tokens: Iterable[int] = PROMPT, generation: int = 0, seed: int | None = None) -> Request:
         """Opens a request at both ends."""
@@ -182,7 +182,7 @@ class World:
         """The tokens of a ready proposal, as its client reads them."""
         return list(struct.unpack_from(f"<{flight.depth}i", self.memory, flight.slot.meta_at))
 
-    # ---- the draft ----------------------------------------------------------------------------------------------
+    # ---- the draft -------------------------------------------------------------------------------------------------
 
     def grant(self, flight: Flight) -> Grant:
         """The leader's view of a flight."""
@@ -220,7 +220,7 @@ class World:
         first = flight.slot.anchor + 1
         return [self.row(flight.request, flight.slot, first + i).token for i in range(flight.depth)]
 
-    # ---- raw frames ---------------------------------------------------------------------------------------------
+    # ---- raw frames ------------------------------------------------------------------------------------------------
 
     def frame(self, side: str, kind: int, payload: bytes = b"", **values: int) -> Frame:
         """A frame made by hand as if `side` had sent it, valid in identity and digests unless the case bends it."""
@@ -268,7 +268,7 @@ class World:
         }  # fmt: skip
         return self.frame("leader", wire.COMPLETION, **(base | values))
 
-    # ---- time and delivery --------------------------------------------------------------------------------------
+    # ---- time and delivery -----------------------------------------------------------------------------------------
 
     def at(self, now_ns: int) -> None:
         """Moves the clock and lets the watchdog look, as the engine does after each pass."""

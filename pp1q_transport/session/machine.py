@@ -1,0 +1,67 @@
+"""What both session machines are made of: terms, an outbox, a header to build frames in, and the account of trouble.
+
+Between `leader` and `receiver`, which add their roles, and the engine, which treats both alike. Decides nothing about proposals.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from .. import wire
+from ..errors import Reason
+from ..wire import Header
+from .assembler import FrameSink
+from .outbox import Outbox
+from .terms import SessionTerms
+
+if TYPE_CHECKING:
+    from ..counters import Counters
+    from .requests import RequestTable
+
+_BOOT_NONCE: Final = Reason.BOOT_NONCE.code
+_SESSION_MISMATCH: Final = Reason.SESSION_MISMATCH.code
+
+
+class SessionMachine(FrameSink):
+    """The common half of a session. `broken` is the code of the reason that ends it from within, `peer_status` that of the
+    peer's last word; `news` are rare events for the log: (event, reason, slot, slot_generation)."""
+
+    def __init__(
+        self, terms: SessionTerms, requests: RequestTable, counters: Counters, ours_nonce: int, theirs_nonce: int
+    ) -> None:
+        self.terms: SessionTerms = terms
+        self.requests: RequestTable = requests
+        self.counters: Counters = counters
+        self.outbox: Outbox = Outbox()
+        self.header: Header = Header()
+        self.news: list[tuple[str, Reason, int, int]] = []
+        self.broken: int = 0
+        self.peer_status: int = 0
+        self._ours_nonce: int = ours_nonce
+        self._theirs_nonce: int = theirs_nonce
+
+    def blank(self, kind: int) -> Header:
+        """The session's own header, cleared and addressed; good until the next call."""
+        h = self.header
+        h.clear()
+        h.kind = kind
+        h.boot_nonce = self._ours_nonce
+        h.session = self.terms.session
+        return h
+
+    def check_peer(self, header: Header) -> int:
+        """0, or the code of the reason why this frame is not of this session's peer in this life."""
+        if header.boot_nonce != self._theirs_nonce:
+            return _BOOT_NONCE
+        if header.session != self.terms.session:
+            return _SESSION_MISMATCH
+        return 0
+
+    def farewell(self, reason: Reason) -> bytes:
+        """The STATUS frame that tells the peer why this side ends the link."""
+        h = self.blank(wire.STATUS)
+        h.subject = 0
+        h.status = reason.code
+        frame = bytearray(wire.HEADER_BYTES)
+        h.encode(frame, 0)
+        return bytes(frame)
