@@ -7,7 +7,7 @@ It starts no threads. When the link goes, the session ends; a new one is formed 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -125,6 +125,7 @@ class Engine:
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._forming_ns = 0
+        self._wait_for_peer = config.wait_for_peer
         self._forming = Forming(
             config.hello,
             config.listen,
@@ -213,7 +214,16 @@ class Engine:
     # ---- forming ------------------------------------------------------------------------------------------------
 
     def _poll_forming(self, now_ns: int) -> None:
-        for event in self._forming.poll(now_ns, self.phase is Phase.UP):
+        try:
+            events = self._forming.poll(now_ns, self.phase is Phase.UP)
+        except PeerFault:
+            # The control plane is over, and with it the session: its slots are settled before anybody hears of it.
+            self._pump_rest()
+            self._down(Reason.PEER_LOST)
+            if self.closed:
+                return  # the last the peer said was goodbye
+            raise
+        for event in events:
             if isinstance(event, Formed):
                 self._up(event.sock, event.agreement)
             elif isinstance(event, Said):
@@ -242,7 +252,10 @@ class Engine:
         self._forming.settled()
         self.counters.add("sessions")
         self.log.info("session_up", session=terms.session, **self.link.describe())
-        self._on_up()
+        try:
+            self._on_up()
+        except PeerFault as fault:
+            self._down(fault.reason)
 
     def _down(self, reason: Reason, goodbye: bool = False) -> None:
         """The session ends: its link is closed (so nothing can land any more) before its slots are settled."""
@@ -267,7 +280,7 @@ class Engine:
         self._report_news(session)
         self.session = None
         self._forming.back_off(monotonic_ns())
-        if not self.config.wait_for_peer:
+        if not self._wait_for_peer:
             if not goodbye:
                 raise PeerFault(reason, "the link is gone")
             self.close()
@@ -295,6 +308,7 @@ class Engine:
         """Orderly end: goodbye, link closed, ports released. Safe to repeat."""
         if self.phase is Phase.CLOSED:
             return
+        self._wait_for_peer = True  # a peer that is lost from here on is nobody's fault
         if self.link is not None:
             for _ in range(1000):
                 if self.link.outbox.empty() or self._pump(monotonic_ns()) < 0 or self.link is None:
@@ -302,7 +316,6 @@ class Engine:
                 self.link.wait(1_000_000, -1)
             if self.link is not None:
                 self._forming.goodbye()
-                self.config = replace(self.config, wait_for_peer=True)
                 self._down(Reason.CANCELLED, goodbye=True)
         self.phase = Phase.CLOSED
         self._forming.close()

@@ -252,12 +252,14 @@ class Forming:
             self.counters.add("links_never_proven")
 
     def _proven(self, sock: socket.socket, agreement: Agreement, busy: bool, events: list[Event]) -> None:
-        peer, _ = self._pending.pop(agreement.session)
-        if busy or any(isinstance(event, Formed) for event in events):
+        """A proof came. One joins one link: a copy of it, found in the same look at the port, is cut off."""
+        entry = self._pending.pop(agreement.session, None)
+        if entry is None or busy or any(isinstance(event, Formed) for event in events):
             sock.close()
-            self.counters.refuse(Reason.OVERLOAD)
+            self.counters.add("links_cut_off")
+            self.counters.refuse(Reason.SESSION_MISMATCH if entry is None else Reason.OVERLOAD)
             return
-        self._peer = peer
+        self._peer = entry[0]
         events.append(Formed(sock, agreement))
 
     # ---- the connector's attempts -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Between the engine and the role classes (`target`, `draft`). Knows neither propo
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Self
 
 from .._native import kernels
@@ -82,6 +83,12 @@ class Endpoint:
     def close(self) -> None:
         """Says goodbye and frees everything. Safe to repeat."""
         self.engine.close()
+
+    def __del__(self) -> None:
+        """For an endpoint that was dropped and never closed: its ZeroMQ context's own finalizer would wait for ever."""
+        engine = getattr(self, "engine", None)
+        if engine is not None and not sys.is_finalizing():
+            engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -114,15 +114,18 @@ class TcpPort:
             self._cut(self._half_open.pop(0), Reason.OVERLOAD)
 
     def _read(self, half: _HalfOpen, now_ns: int) -> Reason | None:
+        late = Reason.TIMEOUT if now_ns >= half.deadline_ns else None
         try:
             data = half.sock.recv(half.reader.missing)
         except BlockingIOError:
-            return Reason.TIMEOUT if now_ns >= half.deadline_ns else None
+            return late
         except OSError:
             return Reason.LINK_ERROR
         if not data:
             return Reason.PEER_LOST
-        return half.reader.take(data)
+        reason = half.reader.take(data)
+        # A whole proof found late was in time, since we look late ourselves; bytes that trickle in buy no time.
+        return reason if half.reader.agreement is not None else reason or late
 
     @staticmethod
     def _answer(half: _HalfOpen, agreement: Agreement) -> bool:
@@ -178,7 +181,7 @@ class TcpDialer:
         except OSError as error:
             self._fail(Reason.LINK_ERROR, error.strerror or "receive failed")
         if not data:
-            self._fail(Reason.AUTH_FAILED, "the peer closed the link instead of proving itself")
+            self._fail(Reason.PEER_LOST, "the peer closed the link before its proof")
         reason = self._reader.take(data)
         if reason is not None:
             self._fail(reason, "the peer's link proof")

@@ -113,7 +113,8 @@ class LeaderSession(SessionMachine):
         """Queues the REPLY of `position`; after the last one the COMPLETION follows by itself.
 
         `generation` is the slot generation the caller drafted for. False when it is dead (the row is dropped). Rows come in
-        order, since each is conditioned on the tokens before it. The payload is `length` bytes at `memory[offset:]`, left alone until sent.
+        order, since each is conditioned on the tokens before it. The payload is `length` bytes at `memory[offset:]`; leave them
+        alone until they are sent.
         """
         if grant.state == _DEAD or grant.state == _IDLE or grant.generation != generation:
             return False

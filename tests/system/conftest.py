@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
 
 import pytest
@@ -17,8 +17,12 @@ class MakeRig(Protocol):
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Nothing of the transport's own log but errors: what a test wants to see it captures."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    """Nothing of the transport's own log is printed: what a test wants to see it captures (`system_rig.captured`)."""
+
+    def drop(_logger: object, _method: str, _event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[drop], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     yield
     structlog.reset_defaults()
 

@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
+import pp1q_transport
 from pp1q_transport.client import EngineConfig, Leader, Proposal, Receiver, Role, Step, Ticket, configure
 from pp1q_transport.errors import ProposalDiscarded, Reason
 from pp1q_transport.rng import Domain, draw24
@@ -51,6 +54,12 @@ def eventually(condition: Callable[[], object], serve: Callable[[], object], wit
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child that must import this very package."""
+    here = str(Path(pp1q_transport.__file__).parents[1])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
 
 
 class Rig:
@@ -173,6 +182,13 @@ class Rig:
             thread.join(WATCHDOG_S)
             assert not thread.is_alive()
         assert not faults, faults[0]
+
+
+@contextmanager
+def captured() -> Iterator[list[Any]]:
+    """The log of everything within, as a list of events."""
+    with structlog.testing.capture_logs() as log:
+        yield log
 
 
 def draft(models: ToyModels, step: Step, rows: int | None = None) -> list[int]:
