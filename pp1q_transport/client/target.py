@@ -330,6 +330,7 @@ class Receiver(Endpoint):
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         ticket = self._tickets[slot.index] = Ticket(self, request, slot, session.terms.session)
         self.engine.flush()
+        self._settle()
         return ticket
 
     def step(self, request: Request, **options: object) -> Proposal:
@@ -369,6 +370,8 @@ class Receiver(Endpoint):
 
     def _keep_outcomes(self, session: ReceiverSession) -> None:
         for slot in session.settled:
+            if slot.state in (st.GRANTED, st.LANDING):
+                continue  # became ready, was released and granted again since: the ticket is the new proposal's
             ticket = self._tickets.pop(slot.index, None)
             if ticket is not None:
                 ticket.settle(slot)

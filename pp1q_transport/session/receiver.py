@@ -398,6 +398,9 @@ class ReceiverSession(SessionMachine):
 
     def _finish_row(self, header: Header) -> None:
         slot = self._slot
+        if slot.state != 2 or slot.generation != header.slot_generation:
+            self.counters.refuse(Reason.GENERATION_STALE)  # invalidated while it landed, and not fenced yet
+            return
         at = slot.rows_at + self._row * slot.row_bytes
         u24 = _NO_PROOF
         if self.terms.draw_proof:
