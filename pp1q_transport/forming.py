@@ -200,7 +200,8 @@ class Forming:
         elif self._connector is not None and kind in ("hello_ack", "refuse"):
             self._agreement = self._connector.receive(message, now_ns)
             self._connector = None
-            self._dialer = TcpDialer(self._agreement, now_ns)
+            address = self._control.address
+            self._dialer = TcpDialer(self._agreement, now_ns, address.host if address.scheme == "tcp" else "127.0.0.1")
         else:
             kind = message_kind(message)
             if kind == "keepalive" or (kind == "goodbye" and not busy):
