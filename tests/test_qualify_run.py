@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -253,11 +254,13 @@ def bench(plan: Plan, idle: str | None = None) -> Iterator[Bench]:
 @pytest.mark.parametrize("representation", ("dense", "sparse"))
 def test_a_run_reports_what_was_asked_for(representation: str, idle: str) -> None:
     plan = small(representation=representation, support=8, idle=idle)
+    affinity = os.sched_getaffinity(0)
     with bench(plan) as made:
         lead = made.lead()
         report = lead.run()
         samples = lead.samples_ns(plan.rounds)
     assert made.fault is None
+    assert os.sched_getaffinity(0) == affinity
     assert made.report is not None
     assert report.as_dict() == made.report.as_dict()
     steps = sum(stage_steps(plan, stage)[1] for stage in stages(plan))

@@ -56,7 +56,8 @@ class LeaderRun:
         self._source: Source | None = None
 
     def run(self) -> Report:
-        """Proposes, serves every stage, and returns the receiver's report. Raises `PeerFault`."""
+        """Proposes, serves every stage, and returns the receiver's report. Raises `PeerFault`; the affinity is as before."""
+        before = os.sched_getaffinity(0)
         try:
             self._propose()
             done = stages(self.plan)
@@ -68,6 +69,7 @@ class LeaderRun:
         finally:
             if self._floors is not None:
                 self._floors.close()
+            os.sched_setaffinity(0, before)
 
     def samples_ns(self, count: int) -> Nanoseconds:
         """The `count` latency samples of the run: uint64 [count]. Raises `PeerFault` when they do not come."""
