@@ -27,7 +27,7 @@ cdef class TcpLink:
     @cython.locals(moved=Py_ssize_t, _look=int)
     cpdef Py_ssize_t pump_until(self, int tries) except? -4096
     @cython.locals(total=Py_ssize_t, got=Py_ssize_t, asked=Py_ssize_t, assembler=Assembler, code=int, _look=int)
-    cdef Py_ssize_t _receive(self, int64_t now_ns) except? -4096
+    cdef Py_ssize_t _receive(self) except? -4096
     cdef _acknowledge(self)
     @cython.locals(total=Py_ssize_t, got=Py_ssize_t, want=Py_ssize_t, piece=Piece)
     cdef Py_ssize_t _send(self) except? -4096

@@ -46,10 +46,10 @@ class TcpLink:
         self._owed: int = 0  # bytes taken since we last sent anything: the kernel may owe their acknowledgement
 
     def pump(self, now_ns: int) -> int:
-        """See `Link.pump`."""
+        """See `Link.pump`. Received bytes carry the time of their own receive, not that of the pump (`now_ns`)."""
         if self.broken:
             return -self.broken
-        moved = self._receive(now_ns)
+        moved = self._receive()
         if moved < 0:
             return moved
         if self.outbox.empty():
@@ -67,7 +67,7 @@ class TcpLink:
                 return moved
         return 0
 
-    def _receive(self, now_ns: int) -> int:
+    def _receive(self) -> int:
         total = 0
         assembler = self.assembler
         for _look in range(_RECEIVES):
@@ -82,7 +82,7 @@ class TcpLink:
                 # What came before the end is handled already; the end itself is the next pump's answer too.
                 return self._gone(got)
             total += got
-            code = assembler.received(got, now_ns)
+            code = assembler.received(got, monotonic_ns())  # the time of these bytes, not of the pump that began before them
             if code:
                 self.broken = code
                 return -code
