@@ -172,13 +172,20 @@ class Engine:
             return
         if self.config.idle is Idle.SPIN:
             if self._filter is None:
-                moved = self.link.pump_until(SPIN_TRIES)
-                if moved < 0:
-                    self._down(Reason.from_code(-moved))
+                self._spin(self.link)
             return
         if self._filter_due_ns is not None:
             timeout_ns = max(0, min(timeout_ns, self._filter_due_ns - monotonic_ns()))
         self.link.wait(min(timeout_ns, CONTROL_EVERY_NS), -1)
+
+    def _spin(self, link: TcpLink) -> None:
+        try:
+            moved = link.pump_until(SPIN_TRIES)
+        except PeerFault as fault:
+            self._down(fault.reason)
+            return
+        if moved < 0:
+            self._down(Reason.from_code(-moved))
 
     def flush(self) -> None:
         """Sends what is queued, as far as the kernel takes it now."""

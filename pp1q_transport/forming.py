@@ -18,7 +18,7 @@ from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .errors import ConfigError, PeerFault, Reason, Refused
 from .links.tcp_port import TcpDialer, TcpPort
-from .session.negotiate import Agreement, Connector, Listener, goodbye_message, message_kind, refuse_message
+from .session.negotiate import Agreement, Connector, Listener, goodbye_message, message_kind, parse_goodbye, refuse_message
 
 if TYPE_CHECKING:
     import socket
@@ -200,14 +200,19 @@ class Forming:
         elif self._connector is not None and kind in ("hello_ack", "refuse"):
             self._agreement = self._connector.receive(message, now_ns)
             self._connector = None
-            self._dialer = TcpDialer(self._agreement, now_ns)
+            address = self._control.address
+            self._dialer = TcpDialer(self._agreement, now_ns, address.host if address.scheme == "tcp" else "127.0.0.1")
         else:
             kind = message_kind(message)
             if kind == "keepalive" or (kind == "goodbye" and not busy):
                 return  # the link of a peer that left said so already
             if peer != self._peer or not busy:
                 raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")
-            events.append(PeerGone(goodbye=True) if kind == "goodbye" else Said(kind, message.get("body")))
+            if kind == "goodbye":
+                self._log.info("goodbye", reason=parse_goodbye(message).value)
+                events.append(PeerGone(goodbye=True))
+            else:
+                events.append(Said(kind, message.get("body")))
 
     def _answer_hello(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool) -> None:
         answer, result = self._listener.receive(message, now_ns)

@@ -27,6 +27,12 @@ class Region:
     def __init__(self, size: int, name: str = "pp1q-slots") -> None:
         if size < 1:
             raise ConfigError(f"a region of {size} bytes is impossible")
+        available = available_bytes()
+        if size > available:
+            # Faulting it in would not fail but call the kernel's out-of-memory killer.
+            raise ConfigError(
+                f"slot memory of {size / 1e6:.0f} MB is wanted, {available / 1e6:.0f} MB are available: lower slots or depth"
+            )
         self.size = size
         started = time.monotonic_ns()
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -46,6 +52,16 @@ class Region:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def available_bytes() -> int:
+    """MemAvailable of this host, in bytes."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            name, value = line.split(":", 1)
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    raise ConfigError("/proc/meminfo does not say how much memory is available")
 
 
 class SlotViews:

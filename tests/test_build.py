@@ -7,9 +7,9 @@ import pytest
 from pp1q_transport import wire
 from pp1q_transport._native import kernels, net
 from pp1q_transport.links import tcp
-from pp1q_transport.session import assembler, leader, outbox, receiver, slots, terms, watchdog
+from pp1q_transport.session import assembler, leader, machine, outbox, receiver, requests, slots, terms, watchdog
 
-HOT = (wire, tcp, assembler, leader, outbox, receiver, slots, terms, watchdog)
+HOT = (wire, tcp, assembler, leader, machine, outbox, receiver, requests, slots, terms, watchdog)
 
 
 @pytest.mark.parametrize("module", HOT, ids=lambda module: module.__name__)

@@ -8,4 +8,5 @@ cpdef Py_ssize_t send_two(
     int fd, const uint8_t[::1] mem_a, Py_ssize_t off_a, Py_ssize_t len_a,
     const uint8_t[::1] mem_b, Py_ssize_t off_b, Py_ssize_t len_b,
 ) except? -4096
+cpdef int quick_ack(int fd) noexcept
 cpdef int wait_io(int fd_a, int events_a, int fd_b, int events_b, int64_t timeout_ns) except? -4096

@@ -36,6 +36,9 @@ def send_two(fd: int, mem_a: Memory, off_a: int, len_a: int, mem_b: Memory, off_
     GIL (by `len_a + len_b`) and `ValueError` as for `recv_into`.
     """
 
+def quick_ack(fd: int) -> int:
+    """Makes the kernel send an acknowledgement that it is holding back on a TCP socket, now and this once; 0 or -errno."""
+
 def wait_io(fd_a: int, events_a: int, fd_b: int, events_b: int, timeout_ns: int) -> int:
     """Sleeps in ppoll until a file descriptor is ready or `timeout_ns` (nanoseconds; <= 0 only looks) is over.
 

@@ -15,6 +15,7 @@ cdef extern from "pp1q_net.h" nogil:
     Py_ssize_t pp1q_recv(int fd, uint8_t *data, size_t length)
     Py_ssize_t pp1q_send(int fd, const uint8_t *data, size_t length, int more)
     Py_ssize_t pp1q_send2(int fd, const uint8_t *a, size_t length_a, const uint8_t *b, size_t length_b)
+    int pp1q_quick_ack(int fd)
     int pp1q_ppoll2(int fd_a, short events_a, int fd_b, short events_b, int64_t timeout_ns)
 
 cdef extern from "net_floor.h" nogil:
@@ -99,6 +100,10 @@ cpdef Py_ssize_t send_two(
     with nogil:
         moved = pp1q_send2(fd, data_a, <size_t>len_a, data_b, <size_t>len_b)
     return moved
+
+
+cpdef int quick_ack(int fd) noexcept:
+    return pp1q_quick_ack(fd)
 
 
 cpdef int wait_io(int fd_a, int events_a, int fd_b, int events_b, int64_t timeout_ns) except? -4096:

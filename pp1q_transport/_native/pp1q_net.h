@@ -11,6 +11,8 @@
 #define _GNU_SOURCE /* ppoll */
 #endif
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdint.h>
 #include <string.h>
@@ -56,6 +58,18 @@ static inline ssize_t pp1q_send2(int fd, const uint8_t *a, size_t length_a, cons
         moved = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     } while (moved < 0 && errno == EINTR);
     return moved < 0 ? -(ssize_t)errno : moved;
+}
+
+/* Sends an acknowledgement that the kernel is holding back, if there is one, and then lets it hold back later ones (tcp(7),
+ * TCP_QUICKACK). The second call is needed: without a held acknowledgement the first one leaves the socket in quick mode, and
+ * then every receive pays for one. */
+static inline int pp1q_quick_ack(int fd)
+{
+    int on = 1, off = 0;
+
+    if (setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &on, sizeof on) < 0)
+        return -errno;
+    return setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &off, sizeof off) < 0 ? -errno : 0;
 }
 
 /* Ready bits (1: fd_a, 2: fd_b), 0 at the timeout, -errno. A negative fd is not waited for; a closed one is -EBADF. */

@@ -55,7 +55,7 @@ def setup_logging(verbose: int) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),  # the stderr of the moment a logger is made
         cache_logger_on_first_use=False,
     )
 

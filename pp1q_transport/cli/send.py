@@ -13,6 +13,7 @@ import click
 from ._common import OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
 
 if TYPE_CHECKING:
+    from ..client import Leader
     from ..keys import KeyConfig
     from ..qualify.plan import Plan
 
@@ -63,7 +64,7 @@ def main(
 
     Example: pp1q-send --loopback --sparse 32 --idle spin
     """
-    setup_logging(verbose)
+    setup_logging(verbose - 1)  # what went wrong is this command's one line; the receiver is the one that serves
     from ..errors import ConfigError
     from ..qualify.plan import Plan
 
@@ -122,14 +123,13 @@ def _run(
         hello = make_hello(Role.LEADER, new_boot_nonce(), **plan.hello_options())
         leader = stack.enter_context(open_leader(EngineConfig(hello=hello, connect=endpoint, keys=keys)))
         line(f"connecting to {endpoint}", 0, 1)
-        leader.wait_for_peer(wait_s)
+        _reach(leader, endpoint, wait_s)
         run = LeaderRun(leader, plan, address.host if address.scheme == "tcp" else "127.0.0.1", cpu, line)
         try:
             report = run.run()
             if sink is not None:
                 count = report.latency_us["n"] if report.latency_us is not None else 0
                 write_samples(sink, run.samples_ns(count).tolist())
-            run.finish()
         except Pp1qError:
             if receiver is not None and receiver.process.poll() is not None:
                 click.echo(f"pp1q-send: the receiver process ended: {receiver.last_words()}", err=True)
@@ -138,6 +138,19 @@ def _run(
         if receiver is not None:
             receiver.wait()
     click.echo(report.to_json() if as_json else render_table(report), nl=as_json)
+
+
+def _reach(leader: Leader, endpoint: str, wait_s: float) -> None:
+    from ..errors import PeerFault, Reason
+
+    try:
+        leader.wait_for_peer(wait_s)
+    except PeerFault as fault:
+        if fault.reason is Reason.TIMEOUT and leader.counters.of(Reason.OVERLOAD):
+            raise PeerFault(Reason.OVERLOAD, f"the receiver at {endpoint} is busy with another sender") from None
+        if fault.reason is Reason.TIMEOUT:
+            raise PeerFault(Reason.TIMEOUT, f"no receiver within {wait_s:g} s at {endpoint}: start pp1q-recv there") from None
+        raise
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ class Proposal:
             raise LocalMisuse("this proposal is released already")
 
     def commit(self, accepted: int, tokens: Iterable[int]) -> None:
-        """Commits what verification gave: `accepted` drafts, and all tokens (drafts plus correction or bonus). Releases.
+        """Commits what verification gave: `accepted` drafts, and all tokens (the drafts, then the correction or bonus
+        unless the text ended before it). Releases.
 
         Raises `LocalMisuse`, and commits nothing, when that can't be: wrong tokens, or a proposal that is released or
         whose request was closed or went on without it.
@@ -101,8 +102,8 @@ class Proposal:
         committed = self._receiver.check_tokens(self._request, tokens)
         if self._request.anchor + 1 != self.first_position:
             raise LocalMisuse(f"this proposal starts at position {self.first_position}, its request went on meanwhile")
-        if not 0 <= accepted <= self.depth or len(committed) != accepted + 1:
-            raise LocalMisuse(f"{accepted} accepted drafts commit {accepted + 1} tokens, not {len(committed)}")
+        if not 0 <= accepted <= self.depth or not max(1, accepted) <= len(committed) <= accepted + 1:
+            raise LocalMisuse(f"{accepted} accepted drafts commit themselves and at most one more, not {len(committed)} tokens")
         if committed[:accepted].tolist() != self.tokens[:accepted].tolist():
             raise LocalMisuse("the accepted drafts are not the proposal's tokens")
         self.release()
@@ -329,6 +330,7 @@ class Receiver(Endpoint):
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         ticket = self._tickets[slot.index] = Ticket(self, request, slot, session.terms.session)
         self.engine.flush()
+        self._settle()
         return ticket
 
     def step(self, request: Request, **options: object) -> Proposal:
@@ -368,6 +370,8 @@ class Receiver(Endpoint):
 
     def _keep_outcomes(self, session: ReceiverSession) -> None:
         for slot in session.settled:
+            if slot.state in (st.GRANTED, st.LANDING):
+                continue  # became ready, was released and granted again since: the ticket is the new proposal's
             ticket = self._tickets.pop(slot.index, None)
             if ticket is not None:
                 ticket.settle(slot)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 HALF_OPEN: Final = 64
 ACCEPTS_A_POLL: Final = 64
 BACKLOG: Final = 128
+EVERY_ADDRESS: Final = ("0.0.0.0", "::")
 
 
 def _prepare(sock: socket.socket) -> None:
@@ -149,14 +150,19 @@ class TcpPort:
 
 
 class TcpDialer:
-    """Connects to a data port, proves itself, waits for the peer's proof. `poll` until it returns the socket or raises."""
+    """Connects to a data port, proves itself, waits for the peer's proof. `poll` until it returns the socket or raises.
 
-    def __init__(self, agreement: Agreement, now_ns: int) -> None:
+    A listener on every address announces no host that means anything here: then it is `reached`, where its control end is.
+    """
+
+    def __init__(self, agreement: Agreement, now_ns: int, reached: str = "127.0.0.1") -> None:
         self._agreement = agreement
         self._deadline_ns = now_ns + LINK_PROOF_TIMEOUT_NS
         self._reader = ProofReader(lambda session: agreement if session == agreement.session else None)
         self._sent = False
         host, port = split_endpoint(agreement.data)
+        if host in EVERY_ADDRESS:
+            host = reached
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         _prepare(self._sock)

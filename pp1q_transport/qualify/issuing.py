@@ -19,7 +19,7 @@ from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, Reason
 from ..session import slots as st
 from .motion import advance_of, live_link, look_around, lost_link
-from .plan import BATCHES_IN_FLIGHT, BUDGET_US, PROMPT, Plan, Stage, StageKind, first_row, stage_requests
+from .plan import BATCHES_IN_FLIGHT, BUDGET_US, PROMPT, Plan, Stage, StageKind, first_row, request_base, stage_requests
 from .stats import CpuTimes, Nanoseconds, cpu_s_per_GB
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ class Issuer:
 
     def run(self, stage: Stage) -> Block:
         """One transport stage, with requests of its own. Raises `PeerFault`."""
+        session = self.receiver.session
+        base = request_base(session.terms.session) if session is not None else 0
         self._open = [
-            self.receiver.open_request(request, PROMPT, seed=seed)
-            for _, request, seed, _ in stage_requests(self.plan, stage)
+            self.receiver.open_request(base + number, PROMPT, seed=seed)
+            for _, number, seed, _ in stage_requests(self.plan, stage)
         ]
         self._indexes = {request.request: index for index, request in enumerate(self._open)}
         live_link(self.receiver).pump(monotonic_ns())
@@ -111,14 +113,18 @@ class Issuer:
         return Block(stage, enqueued[stage.warmup :], ready[stage.warmup :])
 
     def _pause(self) -> None:
-        link = live_link(self.receiver)
-        link.pump(monotonic_ns())
+        self._send_queued()
         if self.plan.idle == "block":
             time.sleep(PAUSE_NS / 1e9)
             return
         until_ns = monotonic_ns() + PAUSE_NS
         while monotonic_ns() < until_ns:
             pass
+
+    def _send_queued(self) -> None:
+        """By the engine's own pass, which also answers the control plane now and then, as it does for an application."""
+        self.receiver.engine.poll()
+        live_link(self.receiver)
 
     def _stalled(self, moved: int) -> None:
         """Nothing moved for a while, or the link is lost: the watchdog, the control plane, or the end."""
@@ -137,26 +143,25 @@ class Issuer:
         assert session is not None
         bytes_before, rows_before, cpu = session.bytes_ready, session.rows, CpuTimes.now()
         began_ns = monotonic_ns()
-        self._batches(stage, stage.warmup, stage.count, False)
-        block.elapsed_ns = self._finished_ns - began_ns
+        block.elapsed_ns = self._batches(stage, stage.warmup, stage.count, False) - began_ns
         block.cpu_s = CpuTimes.now().total_s - cpu.total_s
         block.payload_bytes, block.rows = session.bytes_ready - bytes_before, session.rows - rows_before
         return block
 
-    _finished_ns = 0
+    def _batches(self, stage: Stage, first: int, count: int, compare: bool) -> int:
+        """`count` batches from number `first` on, two in flight; batch i uses request set i modulo 2.
 
-    def _batches(self, stage: Stage, first: int, count: int, compare: bool) -> None:
-        """`count` batches from number `first` on, two in flight; batch i uses request set i modulo 2."""
+        Returns when the last of them was ready (monotonic ns). The last one's rows are compared, after that, or all (`compare`).
+        """
         each = self.plan.requests
-        link, pump = live_link(self.receiver), live_link(self.receiver).pump
-        advance = advance_of(link, self.plan.idle)
+        advance = advance_of(live_link(self.receiver), self.plan.idle)
         sets = [self._open[each * index : each * (index + 1)] for index in range(BATCHES_IN_FLIGHT)]
         flying: list[list[tuple[Request, Slot]]] = []
-        issued = first
+        finished_ns, issued = 0, first
         while issued < min(first + BATCHES_IN_FLIGHT, first + count):
             flying.append(self._issue(sets[issued % BATCHES_IN_FLIGHT]))
             issued += 1
-            pump(monotonic_ns())
+            self._send_queued()
         for number in range(first, first + count):
             batch = flying.pop(0)
             for _request, slot in batch:
@@ -164,15 +169,14 @@ class Issuer:
                     moved = advance()
                     if moved <= 0:
                         self._stalled(moved)
-            last = number + 1 == first + count
-            if last:
-                self._finished_ns = monotonic_ns()
+            finished_ns = monotonic_ns()
             for request, slot in batch:
-                self._take(request, slot, compare or last)
+                self._take(request, slot, compare or number + 1 == first + count)
             if issued < first + count:
                 flying.append(self._issue(sets[issued % BATCHES_IN_FLIGHT]))
                 issued += 1
-            pump(monotonic_ns())
+            self._send_queued()
+        return finished_ns
 
     def _issue(self, requests: list[Request]) -> list[tuple[Request, Slot]]:
         session, plan = self.receiver.session, self.plan

@@ -7,17 +7,27 @@ its own CPU time and when it staged the last row of a proposal; the figures come
 from __future__ import annotations
 
 import os
-from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, Reason
 from . import messages
+from .answering import Answerer
 from .floors import FloorConfig, FloorPeer
 from .motion import advance_of, await_message, live_link, look_around, lost_link
-from .plan import ROW_GAP_NS, Plan, Stage, StageKind, boot_id, first_row, floor_plans, stage_steps, stages, transport_stage
+from .plan import (
+    ROW_GAP_NS,
+    Plan,
+    Stage,
+    StageKind,
+    boot_id,
+    floor_plans,
+    request_base,
+    stage_steps,
+    stages,
+    transport_stage,
+)
 from .source import Source
 from .stats import CpuTimes, Nanoseconds, Report, pin
 
@@ -25,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..client import Leader
-    from ..session.leader import Grant
     from .floor_plan import FloorAddress
 
 REPORT_S: Final = 60.0
@@ -47,7 +56,8 @@ class LeaderRun:
         self._source: Source | None = None
 
     def run(self) -> Report:
-        """Proposes, serves every stage, and returns the receiver's report. Raises `PeerFault`."""
+        """Proposes, serves every stage, and returns the receiver's report. Raises `PeerFault`; the affinity is as before."""
+        before = os.sched_getaffinity(0)
         try:
             self._propose()
             done = stages(self.plan)
@@ -59,6 +69,7 @@ class LeaderRun:
         finally:
             if self._floors is not None:
                 self._floors.close()
+            os.sched_setaffinity(0, before)
 
     def samples_ns(self, count: int) -> Nanoseconds:
         """The `count` latency samples of the run: uint64 [count]. Raises `PeerFault` when they do not come."""
@@ -74,10 +85,6 @@ class LeaderRun:
             pieces.append(piece)
             taken += len(piece) // 8
         return np.frombuffer(b"".join(pieces), np.dtype("<u8"))
-
-    def finish(self) -> None:
-        """Tells the receiver that nothing more is wanted."""
-        self.leader.send_message("options", {"samples_from": messages.DONE})
 
     def _receive(self, kind: str, timeout_s: float) -> object:
         body = await_message(self.leader, kind, timeout_s)
@@ -123,6 +130,8 @@ class LeaderRun:
         """Answers every STEP of a stage, then says what that took."""
         session, link = self.leader.session, live_link(self.leader)
         assert session is not None
+        assert self._source is not None
+        answer = Answerer(self._source, session, link, request_base(session.terms.session)).answer
         advance = advance_of(link, self.plan.idle)
         warmup, total = stage_steps(self.plan, stage)
         staged = np.full(total if stage.kind is StageKind.TAIL else 1, 0, np.uint64)
@@ -138,10 +147,9 @@ class LeaderRun:
                     raise lost_link(self.leader, moved)
                 if moved == 0:
                     look_around(self.leader)
-            last_ns = self._answer(steps.pop(0), gap_ns)
+            last_ns = answer(steps.pop(0), gap_ns)
             if gap_ns:
                 staged[answered] = last_ns
-            link.pump(monotonic_ns())
             events.clear()
         while not session.outbox.empty():
             moved = advance()
@@ -151,50 +159,6 @@ class LeaderRun:
         spent = CpuTimes.now().total_s - start.total_s
         body = {"stage": stage.number, "cpu_s": spent, "staged_ns": staged[warmup:].tobytes() if gap_ns else b""}
         self.leader.send_message("report", body)
-
-    def _answer(self, grant: Grant, gap_ns: int) -> int:
-        """Puts all rows of a STEP, `gap_ns` apart; returns when the last one was staged (monotonic ns)."""
-        source, session, link = self._source, self.leader.session, self.leader.engine.link
-        assert source is not None
-        assert session is not None
-        assert link is not None
-        index = source.indexes.get(grant.request)
-        if index is None or grant.depth != self.plan.depth or grant.representation != self.plan.representation_code:
-            raise PeerFault(Reason.DEPTH_MISMATCH, f"a STEP that is not of this plan (request {grant.request})")
-        generation, anchor, depth = grant.generation, grant.anchor, grant.depth
-        row = first_row(self.plan, index, grant.round)
-        tokens = source.tokens[grant.request]
-        at = grant.round * depth
-        if grant.request_generation or at + depth > len(tokens):
-            tokens, at = self._draw_now(source, grant, row), 0
-        put_row, pump = session.put_row, link.pump
-        memory, offsets, lengths, entries = source.memory, source.offsets, source.lengths, source.entries
-        now_ns = start_ns = monotonic_ns() if gap_ns else 0
-        large = lengths[row] >= 4096  # a small row costs more alone than behind the others
-        for position in range(depth):
-            if gap_ns and position:
-                while now_ns < start_ns + position * gap_ns:
-                    pump(now_ns)
-                    now_ns = monotonic_ns()
-            here = row + position
-            put_row(
-                grant, generation, anchor + 1 + position, tokens[at + position], entries[here], memory, offsets[here],
-                lengths[here],
-            )  # fmt: skip
-            if large or gap_ns:
-                pump(now_ns)
-        return now_ns
-
-    @staticmethod
-    def _draw_now(source: Source, grant: Grant, row: int) -> array[int]:
-        """The tokens of a STEP that nobody foresaw: a later generation, after a discard."""
-        return array(
-            "i",
-            (
-                source.draw(row + index, grant.seed, grant.request_generation, grant.round, grant.anchor + 1 + index)
-                for index in range(grant.depth)
-            ),
-        )
 
 
 def second_cpu(taken: object) -> int | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..client import Receiver
 
 OPTIONS_S: Final = 10.0
+FAREWELL_S: Final = 3.0
 LINGER_S: Final = 30.0  # for a leader that still wants samples
 
 
@@ -73,8 +74,14 @@ class ReceiverRun:
             os.sched_setaffinity(0, before)
 
     def _tell(self, fault: Exception) -> None:
-        if self.receiver.up:
-            self.receiver.send_message("report", {"error": str(fault)[:300]})
+        """Tells the leader why, and gives it the time to read that before the link closes."""
+        if not self.receiver.up:
+            return
+        self.receiver.send_message("report", {"error": str(fault)[:300]})
+        deadline_ns = kernels.monotonic_ns() + int(FAREWELL_S * 1e9)
+        while self.receiver.up and kernels.monotonic_ns() < deadline_ns:
+            self.receiver.poll()
+            self.receiver.engine.wait(5_000_000)
 
     def _run(self) -> Report:
         options = messages.checked(await_message(self.receiver, "options", OPTIONS_S), messages.OPTIONS, "options")
@@ -156,7 +163,7 @@ class ReceiverRun:
             results.add_floor(stage.kind, outcomes[-1])
 
     def serve_samples(self) -> None:
-        """Hands out latency samples until the leader has enough or leaves."""
+        """Hands out latency samples until the leader leaves."""
         deadline_ns = kernels.monotonic_ns() + int(LINGER_S * 1e9)
         receiver = self.receiver
         while receiver.up and kernels.monotonic_ns() < deadline_ns:
@@ -167,8 +174,6 @@ class ReceiverRun:
             _kind, body = receiver.engine.inbox.pop(0)
             start = messages.checked(body, messages.WANT, "options after the report")["samples_from"]
             assert isinstance(start, int)
-            if start == messages.DONE:
-                return
             if not 0 <= start < len(self.latency_ns):
                 raise PeerFault(Reason.MALFORMED, f"samples from {start} of {len(self.latency_ns)} asked for")
             piece = self.latency_ns[start : start + messages.SAMPLES_A_MESSAGE].astype("<u8").tobytes()

@@ -25,7 +25,6 @@ SERVED: Final[dict[str, tuple[type, ...]]] = {"stage": (int,), "cpu_s": (int, fl
 WANT: Final[dict[str, tuple[type, ...]]] = {"samples_from": (int,)}
 SAMPLES: Final[dict[str, tuple[type, ...]]] = {"from": (int,), "ns": (bytes,)}
 SAMPLES_A_MESSAGE: Final = 2000  # u64 each; a byte string of a control message holds 16 KiB
-DONE: Final = -1
 
 
 def checked(body: object, types: Mapping[str, tuple[type, ...]], name: str) -> dict[str, object]:

@@ -26,6 +26,7 @@ TAIL_ROUNDS: Final = 2_000  # at most: each takes `depth` gaps
 GOODPUT_WARMUP: Final = 10  # batches before each measured block, at most
 MAX_BATCH_BYTES: Final = (1 << 31) - 1
 MAX_CONTEXT_TOKENS: Final = 1 << 20
+REQUEST_NUMBERS: Final = (1 << 20) - 1
 
 _INTEGERS: Final[dict[str, tuple[int, int]]] = {
     "support": (1, 1 << 16),
@@ -224,15 +225,20 @@ def stage_steps(plan: Plan, stage: Stage) -> tuple[int, int]:
     return stage.warmup * each, (stage.warmup + stage.count) * each
 
 
+def request_base(session: int) -> int:
+    """What is added to a local number to make a request ID: no two runs of one receiver may share IDs, whose noise is spent."""
+    return session & ~REQUEST_NUMBERS
+
+
 def stage_requests(plan: Plan, stage: Stage) -> Iterator[tuple[int, int, int, int]]:
-    """(index, request ID, seed, rounds) of every request that a transport stage opens; batch i uses set i modulo 2."""
+    """(index, local number, seed, rounds) of every request that a transport stage opens; batch i uses set i modulo 2."""
     total = stage.warmup + stage.count
     sets = BATCHES_IN_FLIGHT if stage.kind is StageKind.GOODPUT else 1
     each = plan.requests if stage.kind is StageKind.GOODPUT else 1
     for index in range(sets * each):
-        request = 1 + stage.number * plan.slots + index
+        number = 1 + stage.number * plan.slots + index
         rounds = total // sets + (index // each < total % sets)
-        yield index, request, draw64(plan.seed, Domain.PROPOSAL, 0, 0, request), rounds
+        yield index, number, draw64(plan.seed, Domain.PROPOSAL, 0, 0, number), rounds
 
 
 def first_row(plan: Plan, index: int, round: int) -> int:

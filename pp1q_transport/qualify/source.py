@@ -63,28 +63,32 @@ def row_digests(plan: Plan) -> list[tuple[int, int]]:
 class Source:
     """All source rows in one piece of memory, and every token of the run.
 
-    `memory` uint8 with row r at `offsets[r]`, of `lengths[r]` bytes and `entries[r]` values; `tokens[request ID]` holds
-    `depth` int32 a round. Drawn for request generation 0: after a discard `draw` gives the token of another one.
+    `memory` uint8 with row r at `offsets[r]`, of `lengths[r]` bytes and `entries[r]` values (int64 each). The request of local
+    number n has the index `indexes[n]` in its stage (-1: there is no such request) and its tokens, `depth` int32 a round, at
+    `tokens[starts[n]:starts[n + 1]]`. They are drawn for request generation 0: `draw_all` gives those of a later one.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         made = [make_row(plan, index) for index in range(plan.slots * plan.depth)]
-        self.entries = [row.entries for row in made]
-        self.lengths = [len(row.payload) for row in made]
         stride = (plan.row_bytes + ALIGN - 1) // ALIGN * ALIGN
-        self.offsets = [index * stride for index in range(len(made))]
+        self.entries = memoryview(array("q", [row.entries for row in made]))
+        self.lengths = memoryview(array("q", [len(row.payload) for row in made]))
+        self.offsets = memoryview(array("q", [index * stride for index in range(len(made))]))
         memory = np.zeros(len(made) * stride, np.uint8)
         for offset, row in zip(self.offsets, made, strict=True):
             memory[offset : offset + len(row.payload)] = row.payload
         self.memory = memoryview(memory.data)
         self._ids = [row.ids for row in made]
-        self.tokens: dict[int, array[int]] = {}
-        self.indexes: dict[int, int] = {}
+        tokens, starts, indexes = array("i"), array("q"), array("q")
         for stage in filter(transport_stage, stages(plan)):
-            for index, request, seed, rounds in stage_requests(plan, stage):
-                self.indexes[request] = index
-                self.tokens[request] = array("i", self._predraw(made, index, seed, rounds).tobytes())
+            for index, number, seed, rounds in stage_requests(plan, stage):
+                gap = number - len(indexes)
+                indexes.extend([-1] * gap + [index])
+                starts.extend([len(tokens)] * (gap + 1))
+                tokens.frombytes(self._predraw(made, index, seed, rounds).tobytes())
+        starts.append(len(tokens))
+        self.tokens, self.starts, self.indexes = memoryview(tokens), memoryview(starts), memoryview(indexes)
 
     def _predraw(self, made: list[Row], index: int, seed: int, rounds: int) -> npt.NDArray[np.int32]:
         """int32 [rounds, depth]: the tokens of one request, whose anchor moves on by depth + 1 a round."""
@@ -109,9 +113,12 @@ class Source:
                 tokens[start::groups, row] = drawn if source.ids is None else source.ids[drawn]
         return tokens
 
-    def draw(self, row: int, seed: int, generation: int, round_: int, position: int) -> int:
-        """The token of one position, drawn now."""
-        u24 = kernels.draw_u24(seed, _PROPOSAL, generation, round_, position)
-        at = kernels.draw_q(self.memory, self.offsets[row], self.entries[row], u24)
-        ids = self._ids[row]
-        return at if ids is None else int(ids[at])
+    def draw_all(self, row: int, seed: int, generation: int, round_: int, first: int) -> memoryview[int]:
+        """int32 [depth]: the tokens of positions `first` on, whose rows are `row` on, drawn now."""
+        drawn = array("i")
+        for here in range(row, row + self.plan.depth):
+            u24 = kernels.draw_u24(seed, _PROPOSAL, generation, round_, first + here - row)
+            at = kernels.draw_q(self.memory, self.offsets[here], self.entries[here], u24)
+            ids = self._ids[here]
+            drawn.append(at if ids is None else int(ids[at]))
+        return memoryview(drawn)

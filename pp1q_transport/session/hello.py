@@ -27,6 +27,7 @@ REPRESENTATIONS: Final = ("dense", "sparse")
 DRAFT_KINDS: Final = ("native", "adapted")
 NONCE_BYTES: Final = 16
 ROW_ALIGN_BYTES: Final = 64
+_IDS_A_PIECE: Final = 16384
 TEXT_CHARS: Final = 256  # of an identity; also of each value a REFUSE quotes
 
 
@@ -43,7 +44,11 @@ class Role(str, Enum):
 @lru_cache(maxsize=16)
 def identity_map_hash(vocab: int) -> str:
     """SHA-256, in hex, of the little-endian int32 global IDs 0..vocab-1: the map of a vocabulary nobody remapped."""
-    return hashlib.sha256(struct.pack(f"<{vocab}i", *range(vocab))).hexdigest()
+    digest = hashlib.sha256()
+    for start in range(0, vocab, _IDS_A_PIECE):  # all at once they would take forty bytes each as Python integers
+        ids = range(start, min(start + _IDS_A_PIECE, vocab))
+        digest.update(struct.pack(f"<{len(ids)}i", *ids))
+    return digest.hexdigest()
 
 
 def slot_parts(

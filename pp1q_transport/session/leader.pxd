@@ -18,12 +18,6 @@ cdef int _DEAD
 cdef uint64_t _POSITIONS
 
 
-cdef class StagedRow:
-    cdef public uint32_t entries
-    cdef public const uint8_t[::1] memory
-    cdef public Py_ssize_t offset, length
-
-
 cdef class Grant:
     cdef public uint32_t slot
     cdef public int state
@@ -47,10 +41,9 @@ cdef class LeaderSession(SessionMachine):
     cdef public uint64_t rows, completions
     cdef uint8_t[::1] _tokens
 
+    @cython.locals(h=Header)
     cpdef bint put_row(self, Grant grant, uint32_t generation, uint32_t position, int64_t token, uint32_t entries,
                        const uint8_t[::1] memory, Py_ssize_t offset, Py_ssize_t length) except -1
-    @cython.locals(h=Header)
-    cpdef bint put_staged(self, Grant grant, uint32_t generation, uint32_t position, int64_t token, StagedRow row) except -1
     cdef int _check_payload(self, Grant grant, uint32_t entries, Py_ssize_t length) except -1
     @cython.locals(h=Header)
     cdef int _complete(self, Grant grant, int status) except -1

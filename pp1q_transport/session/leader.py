@@ -54,16 +54,6 @@ _ID_RANGE: Final = Reason.ID_RANGE.code
 _OVERLOAD: Final = Reason.OVERLOAD.code
 
 
-class StagedRow:
-    """A row that waits in memory to be put: `entries` values in `length` bytes at `memory[offset:]`."""
-
-    def __init__(self, entries: int, memory: ReadMemory, offset: int, length: int) -> None:
-        self.entries: int = entries
-        self.memory: ReadMemory = memory
-        self.offset: int = offset
-        self.length: int = length
-
-
 class Grant:
     """One STEP as the leader holds it: the slot it may answer into, and how far the answer is. Fields are the session's."""
 
@@ -120,14 +110,11 @@ class LeaderSession(SessionMachine):
         offset: int,
         length: int,
     ) -> bool:
-        """`put_staged` for a row of `entries` whose payload is `length` bytes at `memory[offset:]`."""
-        return self.put_staged(grant, generation, position, token, StagedRow(entries, memory, offset, length))
-
-    def put_staged(self, grant: Grant, generation: int, position: int, token: int, row: StagedRow) -> bool:
         """Queues the REPLY of `position`; after the last one the COMPLETION follows by itself.
 
         `generation` is the slot generation the caller drafted for. False when it is dead (the row is dropped). Rows come in
-        order, since each is conditioned on the tokens before it; the row's memory is left alone until it is sent.
+        order, since each is conditioned on the tokens before it. The payload is `length` bytes at `memory[offset:]`; leave them
+        alone until they are sent.
         """
         if grant.state == _DEAD or grant.state == _IDLE or grant.generation != generation:
             return False
@@ -137,12 +124,12 @@ class LeaderSession(SessionMachine):
             raise LocalMisuse(f"position {position} out of order: the next one is {grant.anchor + 1 + grant.rows}")
         if token < 0 or token >= self.terms.vocab_size:
             raise LocalMisuse(f"token {token} is outside the vocabulary of {self.terms.vocab_size}")
-        self._check_payload(grant, row.entries, row.length)
+        self._check_payload(grant, entries, length)
         h = self._answer(4, grant)  # REPLY
         h.position = position
         h.representation = grant.representation
-        h.entry_count = row.entries
-        h.payload_length = row.length
+        h.entry_count = entries
+        h.payload_length = length
         h.token = token
         h.draw_counter = 0
         h.context = grant.context
@@ -150,11 +137,11 @@ class LeaderSession(SessionMachine):
         h.end_id = self.terms.vocab_size
         h.shard_mass = 16777216
         h.mass_before = 0
-        h.payload_digest = xxh3_64(row.memory, row.offset, row.length, h.payload_seed(self.terms.leader_nonce))
-        self.outbox.frame(h, row.memory, row.offset, row.length, grant.slot)
-        wire.put_digest_entry(grant.digests, grant.rows, position, row.length, h.payload_digest)
+        h.payload_digest = xxh3_64(memory, offset, length, h.payload_seed(self.terms.leader_nonce))
+        self.outbox.frame(h, memory, offset, length, grant.slot)
+        wire.put_digest_entry(grant.digests, grant.rows, position, length, h.payload_digest)
         grant.rows += 1
-        grant.reply_bytes += row.length
+        grant.reply_bytes += length
         self.rows += 1
         if grant.rows == grant.depth:
             self._complete(grant, 0)
@@ -292,6 +279,8 @@ class LeaderSession(SessionMachine):
             return _DEPTH_MISMATCH
         if header.position != request.anchor or header.position >= _POSITIONS - header.depth:
             return _POSITION_BOUNDS
+        if header.position + header.depth > request.max_position:
+            return _POSITION_BOUNDS
         if header.prefix_low != request.prefix_low or header.prefix_high != request.prefix_high:
             return _CONTEXT_MISMATCH
         return self._judge_policy(header)
@@ -343,7 +332,7 @@ class LeaderSession(SessionMachine):
         low, high = prefix_digest(0, 0, tokens)
         if low != header.prefix_low or high != header.prefix_high:
             return -_CONTEXT_MISMATCH
-        if header.position != header.token_count - 1:
+        if header.position != header.token_count - 1 or header.position > header.max_position:
             return -_POSITION_BOUNDS
         if self.requests.get(header.request) is not None:
             return -_REQUEST_DUPLICATE
@@ -362,8 +351,10 @@ class LeaderSession(SessionMachine):
             return -_REQUEST_UNKNOWN
         if header.source != wire.VERIFIED and header.source != wire.TARGET_ONLY:
             return -Reason.RESERVED_BITS.code
-        if header.position != request.anchor + header.token_count:
+        if header.position != request.anchor + header.token_count or header.position > request.max_position:
             return -_POSITION_BOUNDS
+        if header.position >= self.terms.max_context_tokens or not self._accepted_fits(header):
+            return -_LENGTH_BOUNDS
         request.extend(tokens)
         if request.prefix_low != header.prefix_low or request.prefix_high != header.prefix_high:
             return -_CONTEXT_MISMATCH
@@ -371,7 +362,15 @@ class LeaderSession(SessionMachine):
         self.events.append(("commit", header.request, tokens))
         return 0
 
+    def _accepted_fits(self, header: Header) -> bool:
+        """Whether the committed tokens are the accepted drafts and at most one more; none was drafted in a target-only round."""
+        if header.source == wire.TARGET_ONLY:
+            return header.accepted == 0
+        return header.accepted <= header.token_count <= header.accepted + 1
+
     def _close(self, header: Header) -> int:
+        if header.subject or header.status:
+            return -Reason.RESERVED_BITS.code
         if self.requests.remove(header.request) is None:
             return -_REQUEST_UNKNOWN
         for grant in self.grants:

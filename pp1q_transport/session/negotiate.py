@@ -39,7 +39,7 @@ __all__ = [
     "FIELDS", "Hello", "Role", "Rule", "adopt", "check", "identity_map_hash", "make_hello", "parse_hello", "slot_parts",
     "to_map",
     "MESSAGES", "Agreement", "Connector", "Encode", "Entropy", "Event", "Listener", "Message", "State", "TRANSITIONS",
-    "goodbye_message", "message_kind", "parse_refuse", "proof", "refuse_message", "transcript", "verify_proof",
+    "goodbye_message", "message_kind", "parse_goodbye", "parse_refuse", "proof", "refuse_message", "transcript", "verify_proof",
 ]  # fmt: skip
 
 Encode = Callable[[Mapping[str, object]], bytes]  # must be the control plane's own: the transcript is over sent bytes
@@ -151,6 +151,14 @@ def _refusal_text(value: object) -> str:
     if type(value) is not str or len(value) > TEXT_CHARS:
         raise ValueError("not a short text")
     return quote(value)
+
+
+def parse_goodbye(message: Mapping[str, object]) -> Reason:
+    """The reason in a GOODBYE; raises `PeerFault(malformed)`."""
+    try:
+        return Reason(message["reason"])
+    except (KeyError, ValueError, TypeError):
+        raise PeerFault(Reason.MALFORMED, "a GOODBYE without a known reason") from None
 
 
 def goodbye_message(reason: Reason) -> Message:

@@ -146,7 +146,8 @@ class Outbox:
             self.first = 0
 
     def withdraw(self, key: int) -> int:
-        """Removes every frame of `key` that is not on its way yet; returns how many. A started frame goes out whole."""
+        """Removes the large frames of `key` that are not on their way yet; returns how many. A started one goes out whole, and
+        small ones (below `COPY_BELOW`) stay: the peer drains them."""
         kept: list[Piece] = []
         gone = 0
         for index in range(self.first, len(self.pieces)):

@@ -90,6 +90,8 @@ class ProofReader:
             return Reason.UNEXPECTED_KIND
         if header.payload_length != wire.PROOF_BYTES:
             return Reason.LENGTH_BOUNDS
+        if header.status != 0:
+            return Reason.RESERVED_BITS
         return None
 
     def _judge_proof(self) -> Reason | None:

@@ -32,7 +32,7 @@ cdef class ReceiverSession(SessionMachine):
                     uint32_t representation, uint64_t target_context, int64_t budget_us, uint64_t trace_id)
     cpdef bint release(self, Slot slot, uint32_t generation, int rank, int consumer) except -1
     cpdef tick(self, int64_t now_ns)
-    cpdef discard(self, Slot slot, int code)
+    cpdef discard(self, Slot slot, int code, bint tell=*)
     @cython.locals(kind=uint32_t, code=int, slot=Slot)
     cpdef int accept(self, Header header, Landing landing, int64_t now_ns) except? -999
     cdef int _not_landing(self, Slot slot, Header header) except? -999

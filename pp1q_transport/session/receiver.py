@@ -92,7 +92,7 @@ class ReceiverSession(SessionMachine):
 
     def open(self, request: Request) -> None:
         """Tells the leader of a request and its committed tokens (OPEN)."""
-        self.terms.judge_tokens(request.tokens)
+        self.terms.judge_tokens(request.tokens, 0, request.max_position)
         h = self.blank(wire.OPEN)
         h.request = request.request
         h.request_generation = request.generation
@@ -128,6 +128,8 @@ class ReceiverSession(SessionMachine):
         if request.in_flight:
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
         self.terms.judge_step(depth, temperature, support, representation, budget_us)
+        if request.anchor + depth > request.max_position:
+            raise LocalMisuse(f"depth {depth} goes beyond the request's last position {request.max_position}")
         request.check_round()
         slot = self.table.take()
         if slot is None:
@@ -169,7 +171,7 @@ class ReceiverSession(SessionMachine):
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens of a round (verified or target-only) and tells the leader (COMMIT)."""
-        fresh = self.terms.judge_tokens(tokens)
+        fresh = self.terms.judge_tokens(tokens, len(request.tokens), request.max_position)
         request.extend(fresh)
         request.in_flight = False
         h = self.blank(wire.COMMIT)
@@ -237,8 +239,8 @@ class ReceiverSession(SessionMachine):
 
     # ---- invalidation -------------------------------------------------------------------------------------------
 
-    def discard(self, slot: Slot, code: int) -> None:
-        """Invalidates a landing generation: counted, told to the leader, its request's generation rises."""
+    def discard(self, slot: Slot, code: int, tell: bool = True) -> None:
+        """Invalidates a landing generation: counted, told to the leader (unless it told us), its request's generation rises."""
         reason = Reason.from_code(code)
         slot.move(st.INVALIDATE)
         slot.reason = code
@@ -250,15 +252,19 @@ class ReceiverSession(SessionMachine):
         self.fences.append(slot.index)
         self.settled.append(slot)
         try:
-            self._tell_reset(slot, code)
+            self._raise_generation(slot)
+            if tell:
+                self._tell_reset(slot, code)
         except PeerFault as fault:  # a full outbox or the last generation: the session ends, but every slot is settled
             self.broken = fault.reason.code
         self._bound_quarantine()
 
-    def _tell_reset(self, slot: Slot, code: int) -> None:
+    def _raise_generation(self, slot: Slot) -> None:
         request = self.requests.get(slot.request)
         if request is not None and request.generation == slot.request_generation:
             request.discard()
+
+    def _tell_reset(self, slot: Slot, code: int) -> None:
         h = self.blank(wire.RESET)
         h.request = slot.request
         h.request_generation = slot.request_generation
@@ -392,6 +398,9 @@ class ReceiverSession(SessionMachine):
 
     def _finish_row(self, header: Header) -> None:
         slot = self._slot
+        if slot.state != 2 or slot.generation != header.slot_generation:
+            self.counters.refuse(Reason.GENERATION_STALE)  # invalidated while it landed, and not fenced yet
+            return
         at = slot.rows_at + self._row * slot.row_bytes
         u24 = _NO_PROOF
         if self.terms.draw_proof:
@@ -456,7 +465,8 @@ class ReceiverSession(SessionMachine):
         return 0
 
     def _notice(self, header: Header) -> int:
-        """RESET, CANCEL or STATUS of the leader: the generation they name dies; a status of the link itself ends it."""
+        """RESET, CANCEL or STATUS of the leader: the generation they name dies. A STATUS that names none is the leader's last
+        word on the link, which it closes itself."""
         code = header.status
         if code < 1 or code > len(Reason):
             return -Reason.RESERVED_BITS.code
@@ -469,6 +479,11 @@ class ReceiverSession(SessionMachine):
         if header.slot >= self.terms.max_slots:
             return -_SLOT_BOUNDS
         slot = self.table.slots[header.slot]
+        if header.slot_generation > slot.generation:
+            return -_SLOT_STATE
         if slot.generation == header.slot_generation and slot.state in (st.GRANTED, st.LANDING):
-            self.discard(slot, code)
+            if header.request != slot.request:
+                self.discard(slot, _REQUEST_MISMATCH)
+            else:
+                self.discard(slot, code, tell=False)
         return 0

@@ -74,14 +74,18 @@ class SessionTerms:
             raise LocalMisuse(f"representation {representation} of support {support} is outside what was negotiated")
         return 0
 
-    def judge_tokens(self, tokens: Iterable[int]) -> array[int]:
-        """The tokens of an OPEN or COMMIT, 1..max_context_tokens of the vocabulary; raises `LocalMisuse`."""
+    def judge_tokens(self, tokens: Iterable[int], before: int = 0, max_position: int = 0xFFFFFFFF) -> array[int]:
+        """The tokens of an OPEN or COMMIT behind `before` others: in the vocabulary, and with them within
+        max_context_tokens and the request's last position; raises `LocalMisuse`."""
         try:
             fresh = array("i", tokens)
         except (OverflowError, TypeError) as error:
             raise LocalMisuse(f"committed tokens must be int32: {error}") from error
-        if not 1 <= len(fresh) <= self.max_context_tokens:
-            raise LocalMisuse(f"{len(fresh)} tokens are outside 1..{self.max_context_tokens}, as negotiated")
+        total = before + len(fresh)
+        if not fresh or total > self.max_context_tokens:
+            raise LocalMisuse(f"{total} committed tokens are outside 1..{self.max_context_tokens}, as negotiated")
+        if total - 1 > max_position:
+            raise LocalMisuse(f"position {total - 1} is beyond the request's last, {max_position}")
         if min(fresh) < 0 or max(fresh) >= self.vocab_size:
             raise LocalMisuse(f"a committed token is outside the vocabulary of {self.vocab_size}")
         return fresh

@@ -159,11 +159,15 @@ def _life(number: str, title: str, reason: Reason | None, cost: Cost, on: int, b
 
 NOTICES: Final = (
     _life("2.74", "RESET by the leader discards with its reason", R.OVERLOAD, Cost.PROPOSAL, wire.REPLY,
-          _notice(wire.RESET, R.OVERLOAD.code)),
+          _notice(wire.RESET, R.OVERLOAD.code), told=False, counts=(1, 0)),
     _life("2.75", "CANCEL by the leader discards", R.CANCELLED, Cost.PROPOSAL, wire.REPLY,
-          _notice(wire.CANCEL, R.CANCELLED.code)),
+          _notice(wire.CANCEL, R.CANCELLED.code), told=False, counts=(1, 0)),
     _life("2.76", "STATUS by the leader about a STEP discards", R.LIMITS_MISMATCH, Cost.PROPOSAL, wire.REPLY,
-          _notice(wire.STATUS, R.LIMITS_MISMATCH.code)),
+          _notice(wire.STATUS, R.LIMITS_MISMATCH.code), told=False, counts=(1, 0)),
+    _life("2.96", "RESET by the leader that names another request", R.REQUEST_MISMATCH, Cost.PROPOSAL, wire.REPLY,
+          _notice(wire.RESET, R.OVERLOAD.code, request=99)),
+    _link("2.97", "RESET by the leader of a generation never granted", R.SLOT_STATE, wire.REPLY,
+          _notice(wire.RESET, R.OVERLOAD.code, slot_generation=1000)),
     _life("2.77", "RESET by the leader of an older generation disturbs nobody", None, Cost.NOTHING, wire.REPLY,
           _notice(wire.RESET, R.CANCELLED.code, slot_generation=0)),
     _life("2.78", "RESET by the leader of a generation that is ready disturbs nobody", None, Cost.NOTHING, wire.COMPLETION,

@@ -9,7 +9,7 @@ from pp1q_transport import wire
 from pp1q_transport.errors import Reason
 
 from .case import Case, Cost, Life
-from .frames import Bend, fields, payload_bit, resized, signed_as, tokens, twice
+from .frames import Bend, both, fields, payload_bit, resized, signed_as, tokens, twice
 
 R = Reason
 SPARSE: Final = {"representation": wire.SPARSE}
@@ -53,6 +53,15 @@ COMMITS: Final = (
     _link("2.125", "COMMIT with a flipped payload bit", R.PAYLOAD_DIGEST, wire.COMMIT, payload_bit(1)),
     _link("2.126", "COMMIT signed for another round", R.PAYLOAD_DIGEST, wire.COMMIT, signed_as(round=5)),
     _link("2.127", "COMMIT signed for another position", R.PAYLOAD_DIGEST, wire.COMMIT, signed_as(position=9)),
+    _link("2.170", "COMMIT of more accepted drafts than tokens", R.LENGTH_BOUNDS, wire.COMMIT, fields(accepted=2, source=1)),
+    _link("2.171", "COMMIT of fewer accepted drafts than it can be", R.LENGTH_BOUNDS, wire.COMMIT,
+          both(tokens(lambda t: [3, 4, 5]), fields(position=lambda h: h.position + 2))),
+    _link("2.172", "COMMIT target-only with accepted drafts", R.LENGTH_BOUNDS, wire.COMMIT, fields(accepted=1, source=2)),
+    _link("2.173", "CLOSE with a status", R.RESERVED_BITS, wire.CLOSE, fields(status=1)),
+    _link("2.174", "CLOSE with a subject", R.RESERVED_BITS, wire.CLOSE, fields(subject=1)),
+    _link("2.175", "OPEN whose prompt goes past its own last position", R.POSITION_BOUNDS, wire.OPEN, fields(max_position=0)),
+    Life(number="2.176", spec="2", title="STEP past the request's last position", reason=R.POSITION_BOUNDS, cost=Cost.PROPOSAL,
+         on=wire.OPEN, bend=fields(max_position=3)),
     _link("2.128", "COMMIT without tokens", R.LENGTH_BOUNDS, wire.COMMIT, tokens(lambda t: [])),
     _link("2.129", "CLOSE of a request that was never opened", R.REQUEST_UNKNOWN, wire.CLOSE, fields(request=99)),
     _link("2.130", "CLOSE repeated", R.REQUEST_UNKNOWN, wire.CLOSE, twice),
@@ -68,7 +77,8 @@ STEPS: Final = (
     _step("2.131", "STEP repeated", R.GENERATION_DUPLICATE, twice),
     _step("2.132", "STEP of slot generation 0", R.GENERATION_DUPLICATE, fields(slot_generation=0), outcome=R.TIMEOUT,
           counts=(0, 1)),
-    _step("2.133", "STEP for a request that was never opened", R.REQUEST_UNKNOWN, fields(request=99)),
+    _step("2.133", "STEP for a request that was never opened", R.REQUEST_UNKNOWN, fields(request=99),
+          outcome=R.REQUEST_MISMATCH, counts=(0, 1)),
     _step("2.134", "STEP of depth 0", R.DEPTH_MISMATCH, fields(depth=0)),
     _step("2.135", "STEP deeper than negotiated", R.DEPTH_MISMATCH, fields(depth=4)),
     _step("2.136", "STEP of depth 255", R.DEPTH_MISMATCH, fields(depth=255)),

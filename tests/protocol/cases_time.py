@@ -739,7 +739,7 @@ CASES: Final[tuple[Case, ...]] = (
           ends={"receiver": R.GENERATION_EXHAUSTED, "leader": R.PEER_LOST}),
     _case("2.218", "request generations run out at a lost link", R.PEER_LOST, last_request_generation_at_a_lost_link,
           ends={"leader": R.LINK_ERROR, "receiver": R.PEER_LOST}),
-    _case("2.219", "leader that does not read", R.OVERLOAD, leader_does_not_read,
+    _case("2.219", "leader that does not read", R.OVERLOAD, leader_does_not_read, world={"context_tokens": 4096},
           ends={"receiver": R.OVERLOAD, "leader": R.PEER_LOST}),
     _case("2.220", "more OPENs than a leader takes", R.OVERLOAD, open_flood,
           ends={"leader": R.OVERLOAD, "receiver": R.PEER_LOST}),

@@ -167,11 +167,14 @@ class World:
 
     def commit(self, flight: Flight, tokens: Iterable[int]) -> None:
         """Commits what a round gave, verified when it was ready; the slot is released first."""
-        source = wire.VERIFIED if flight.ready else wire.TARGET_ONLY
+        flight_was_ready = flight.ready
+        source = wire.VERIFIED if flight_was_ready else wire.TARGET_ONLY
         self.release(flight)
         if "receiver" in self.ended:
             return
-        self.receiver.commit(flight.request, flight.slot.round, source, 0, tokens)
+        committed = list(tokens)
+        accepted = len(committed) - 1 if flight_was_ready else 0
+        self.receiver.commit(flight.request, flight.slot.round, source, accepted, committed)
         self.run()
 
     def release(self, flight: Flight) -> bool:

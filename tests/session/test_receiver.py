@@ -12,8 +12,10 @@ from protocol.frames import Frame
 from protocol.world import BUDGET_NS, Flight, World
 
 from pp1q_transport import wire
+from pp1q_transport._native.kernels import copy_bytes
 from pp1q_transport.errors import LocalMisuse, Reason
 from pp1q_transport.session import slots
+from pp1q_transport.session.assembler import Landing
 from pp1q_transport.session.group import Group
 
 SMALL = {"vocab": 16, "depth": 1, "support": 4, "slots": 2}
@@ -169,3 +171,24 @@ def test_groups_are_of_one() -> None:
     group = Group(epoch=4)
     assert group.vote_ready(0, 1)
     assert group.end_epoch() == 5
+
+
+def test_a_row_whose_generation_died_before_the_fence_is_not_taken() -> None:
+    """A caller that pumps on before it fences: the row is late, it marks nothing and decides nothing."""
+    world = World(**SMALL)  # type: ignore[arg-type]
+    flight = world.step(world.open(1))
+    reply = world.reply(flight, flight.slot.anchor + 1)
+    header, landing = wire.Header(), Landing()
+    assert header.decode(reply.encode(world.terms.leader_nonce), 0) == 0
+    assert world.receiver.accept(header, landing, world.now) == 0
+    world.receiver.tick(BUDGET_NS + world.now)  # no fence follows
+    assert flight.slot.state == slots.QUARANTINE
+    copy_bytes(world.memory, landing.offset, reply.payload, 0, len(reply.payload))
+    world.receiver.progress(header, len(reply.payload))
+    assert world.receiver.finish(header, world.now) == 0
+    assert flight.slot.rows_done == 0
+    assert flight.slot.state == slots.QUARANTINE
+    assert world.counts["receiver"].of(Reason.GENERATION_STALE) == 1
+    world.receiver.fences.clear()
+    world.receiver.fenced(flight.slot.index, True)
+    assert_all_free(world)

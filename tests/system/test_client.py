@@ -214,7 +214,7 @@ def test_a_stale_release_does_not_free_the_next_generation(rig: Rig) -> None:
         (4, [0, 0, 0, 0, 0]),
         (0, []),
         (0, [1, 2]),
-        (1, [1]),
+        (2, [1]),
         (2, ["x", "y", 3]),
         (1, [-5, 3]),
         (0, [VOCAB]),
@@ -232,6 +232,16 @@ def test_a_wrong_commit_is_refused_and_changes_nothing(rig: Rig, accepted: int, 
     proposal.q(0)
     consume(rig.models, rig.receiver, request, proposal)
     assert rig.round(request).depth == 3, "the session goes on"
+
+
+def test_a_text_may_end_within_its_drafts(rig: Rig) -> None:
+    """The last draft ended the text: neither correction nor bonus follows, and the leader agrees."""
+    request = rig.receiver.open_request(1, PROMPT)
+    proposal = rig.round(request)
+    drafts = proposal.tokens[:2].tolist()
+    proposal.commit(2, drafts)
+    assert request.tokens.tolist() == [*PROMPT, *drafts]
+    assert rig.round(request).first_position == len(PROMPT) + 2
 
 
 def test_a_proposal_commits_once(rig: Rig) -> None:

@@ -496,6 +496,16 @@ def test_a_dialer_that_is_hung_up_on_has_lost_its_peer() -> None:
     assert caught.value.reason is Reason.PEER_LOST
 
 
+def test_a_listener_on_every_address_is_dialed_where_its_control_end_is() -> None:
+    """Dialing 0.0.0.0 would reach 127.0.0.1 on Linux, which is not where this server is."""
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        server.settimeout(5.0)
+        _, agreement = handshake(data=f"tcp://0.0.0.0:{server.getsockname()[1]}")
+        dialer = TcpDialer(agreement, monotonic_ns(), reached="127.0.0.2")
+        server.accept()[0].close()
+        dialer.close()
+
+
 def test_a_dialer_is_not_fooled_and_does_not_wait_for_ever() -> None:
     cases: list[tuple[bytes, Reason]] = [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", Reason.BAD_MAGIC),
