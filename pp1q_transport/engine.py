@@ -316,16 +316,17 @@ class Engine:
         if self.phase is Phase.CLOSED:
             return
         self._wait_for_peer = True  # a peer that is lost from here on is nobody's fault
-        if self.link is not None:
+        try:
             for _ in range(1000):
-                if self.link.outbox.empty() or self._pump(monotonic_ns()) < 0 or self.link is None:
+                if self.link is None or self.link.outbox.empty() or self._pump(monotonic_ns()) < 0 or self.link is None:
                     break
                 self.link.wait(1_000_000, -1)
             if self.link is not None:
                 self._forming.goodbye()
                 self._down(Reason.CANCELLED, goodbye=True)
-        self.phase = Phase.CLOSED
-        self._forming.close()
+        finally:
+            self.phase = Phase.CLOSED
+            self._forming.close()
 
 
 def terms_of(agreement: Agreement) -> SessionTerms:

@@ -215,12 +215,11 @@ class Forming:
                 events.append(Said(kind, message.get("body")))
 
     def _answer_hello(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool) -> None:
-        if busy and message.get("kind") == "hello":
-            self.counters.refuse(Reason.OVERLOAD)
-            refusal = Refused(Reason.OVERLOAD, "session", "one peer at a time, and it is here", "a further HELLO")
-            self._control.send(peer, refuse_message(refusal))
-            return
         answer, result = self._listener.receive(message, now_ns)
+        if busy and isinstance(result, Agreement):
+            # Only one that would have been welcome is told to come again; another version or identity never will be.
+            result = Refused(Reason.OVERLOAD, "session", "one peer at a time, and it is here", "a further HELLO")
+            answer = refuse_message(result)
         self._control.send(peer, answer)
         if isinstance(result, PeerFault):
             self.counters.refuse(result.reason)
