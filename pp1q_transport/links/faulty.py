@@ -76,9 +76,10 @@ class Injected:
 
 
 class _Plan:
-    def __init__(self, kind: FaultKind | None, frame: int) -> None:
+    def __init__(self, kind: FaultKind | None, frame: int, place: float) -> None:
         self.kind = kind
         self.frame = frame
+        self.place = place
         self.seen = 0
 
 
@@ -142,21 +143,23 @@ class FaultInjector:
         elif plan.kind is None or index != plan.frame:
             self.outbox.raw(frame, 0, len(frame))
         else:
-            self._spoil(plan.kind, key, frame, index)
+            self._spoil(plan.kind, plan.place, key, frame, index)
 
     def _make_plan(self, frames: int) -> _Plan:
-        """One draw a proposal for the kind, one for the frame: neither depends on any payload."""
-        u, frame = self._random.random(), self._random.randrange(frames)
+        """Four draws a proposal, whatever comes of them: a row's size follows from its q, so what is drawn may not."""
+        u, share, place = (self._random.random() for _ in range(3))
+        frame = self._random.randrange(frames)
         rates = self._rates
         if u < rates.corrupt:
-            header = self._random.random() < HEADER_SHARE
+            if share < HEADER_SHARE:
+                return _Plan(FaultKind.CORRUPT_HEADER, frame, place)
             # Only a REPLY has a payload: the last frame of a proposal is its COMPLETION.
-            return _Plan(FaultKind.CORRUPT_HEADER, frame) if header else _Plan(FaultKind.CORRUPT_PAYLOAD, frame % (frames - 1))
+            return _Plan(FaultKind.CORRUPT_PAYLOAD, frame % (frames - 1), place)
         if u < rates.corrupt + rates.late:
-            return _Plan(FaultKind.LATE, frame)
+            return _Plan(FaultKind.LATE, frame, place)
         if u < rates.corrupt + rates.late + rates.drop:
-            return _Plan(FaultKind.DROP, frame)
-        return _Plan(None, 0)
+            return _Plan(FaultKind.DROP, frame, place)
+        return _Plan(None, 0, place)
 
     def _hold(self, key: tuple[int, int, int], frame: bytes, index: int, now_ns: int) -> None:
         """A late proposal keeps its order: all frames from the first held one on wait together."""
@@ -166,12 +169,13 @@ class FaultInjector:
         self._order += 1
         heapq.heappush(self._held, (self._holding[key], self._order, frame))
 
-    def _spoil(self, kind: FaultKind, key: tuple[int, int, int], frame: bytes, index: int) -> None:
+    def _spoil(self, kind: FaultKind, place: float, key: tuple[int, int, int], frame: bytes, index: int) -> None:
+        """`place` (0..1) is where in the header or payload the flipped bit lies."""
         self.injected.append(Injected(kind, *key, index))
         if kind is FaultKind.DROP:
             return
         low, high = (0, wire.HEADER_BYTES) if kind is FaultKind.CORRUPT_HEADER else (wire.HEADER_BYTES, len(frame))
-        bit = self._random.randrange(low * 8, high * 8)
+        bit = low * 8 + int(place * (high - low) * 8)
         spoiled = bytearray(frame)
         spoiled[bit // 8] ^= 1 << bit % 8
         self.outbox.raw(spoiled, 0, len(spoiled))
