@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh run|test: system packages (Debian, when missing), .venv, the package, and for "test" its tools. Repeating is cheap.
+# setup.sh run: system packages (Debian, when missing), .venv and the package. setup.sh test: what testing it needs besides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-run}
@@ -29,6 +29,14 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-extra=; [ "$what" = test ] && extra='[test]'
-echo "setup: building the package into .venv (about a minute the first time)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extra"
+pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+if [ "$what" = test ]; then
+  echo "setup: installing the test tools into .venv"
+  readarray -t tools < <(.venv/bin/python -c '
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")')
+  pip "${tools[@]}"
+else
+  echo "setup: building the package into .venv (about a minute the first time)"
+  pip -e .
+fi

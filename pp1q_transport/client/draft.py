@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import wire
+from .. import dyadic, wire
 from .._native import kernels
 from ..engine import Engine, EngineConfig, Phase
 from ..errors import InvalidQ, LocalMisuse, Reason
@@ -271,6 +271,8 @@ class Leader(Endpoint):
         at = self._views.geometry.row_offset(step.slot, position - step.anchor - 1)
         token = kernels.draw(counts, self._draw_u24(step, position))
         kernels.counts_to_q(counts, self._region.memory, at)
+        # A sparse row that stood here before may have reached into what is padding now.
+        self._region.array[at + 4 * terms.vocab_size : at + terms.dense_row_bytes] = 0
         return token, terms.vocab_size, at, terms.dense_row_bytes
 
     def _stage_sparse(
@@ -287,7 +289,7 @@ class Leader(Endpoint):
         if counts is None:
             assert weights is not None
             rows.shaped(weights, np.float64, self.session.terms.vocab_size, "weights")
-            ids, counts = rows.allocate_top_k(weights, step.support)
+            ids, counts = dyadic.allocate_top_k(weights, step.support)
         elif ids is None:
             raise LocalMisuse("sparse counts need their ids")
         rows.sparse_valid(ids, counts, step.support, self.session.terms.vocab_size)

@@ -1,6 +1,6 @@
-"""Rows at the draft: weights or counts in, q in staging memory and the drawn token out.
+"""What a draft hands in, judged before staging memory is touched: types, shapes, and the canonical form of a sparse row.
 
-Between `draft` and the kernels. Knows the representation rules of SPEC section 3 and nothing of sessions.
+Between `draft` and its caller. Knows the representation rules of SPEC section 3 and nothing of sessions.
 """
 
 from __future__ import annotations
@@ -9,25 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._native import kernels
 from ..errors import InvalidQ, LocalMisuse, Reason
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-
-def allocate_top_k(
-    weights: npt.NDArray[np.float64], k: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-    """The k largest weights with 2^24 allocated among them: (ids int32 [n], counts uint32 [n]); raises `InvalidQ`."""
-    ids = np.empty(k, np.int32)
-    found = kernels.top_k(weights, k, ids)
-    valid(-min(found, 0))
-    ids = ids[:found]
-    counts = np.empty(found, np.uint32)
-    valid(kernels.allocate(weights[ids], counts))
-    kept = counts > 0
-    return ids[kept], counts[kept]
 
 
 def shaped(array: npt.NDArray[np.generic], dtype: type[np.generic], length: int | None, name: str) -> None:

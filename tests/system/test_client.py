@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import MakeRig
 from numpy.testing import assert_array_equal
-from system_rig import PROMPT, VOCAB, Rig, consume, expected, go_on_alone, one_round, open_descriptors, uniform
+from system_rig import PROMPT, SMALL, VOCAB, Rig, consume, expected, go_on_alone, one_round, open_descriptors, uniform
 
 from pp1q_transport.client import Leader, Proposal, Receiver, Step
 from pp1q_transport.dyadic import MASS, allocate, allocate_top_k, draw, draw_sparse, to_q
@@ -232,6 +232,20 @@ def test_a_wrong_commit_is_refused_and_changes_nothing(rig: Rig, accepted: int, 
     proposal.q(0)
     consume(rig.models, rig.receiver, request, proposal)
     assert rig.round(request).depth == 3, "the session goes on"
+
+
+def test_a_dense_row_after_a_longer_sparse_one_has_zero_padding(make_rig: MakeRig) -> None:
+    """100 values are 400 bytes in a row of 448; 64 sparse entries are 512: they stand in what is padding next."""
+    rig = make_rig(vocab_size=100, support=64).connect()
+    request = rig.receiver.open_request(1, PROMPT)
+    for support in (64, None, 64, None):
+        for _ in range(SMALL["max_slots"]):
+            ticket = rig.receiver.enqueue(request, support=support)
+            step = rig.next_step()
+            for position in step.positions:
+                assert step.put(position, weights=uniform(100)) is not None
+            proposal = rig.finish(ticket)
+            proposal.commit(1, proposal.tokens[:1].tolist())
 
 
 def test_a_text_may_end_within_its_drafts(rig: Rig) -> None:
