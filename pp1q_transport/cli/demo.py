@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ..errors import PeerFault, Reason
+from ..errors import ConfigError, PeerFault, Reason
 from ._common import command_errors, setup_logging
 
 if TYPE_CHECKING:
+    from ..client import Receiver
     from ..toy.demo import DemoOptions, DemoResult
 
 LIVE_EVERY_S: Final = 0.2
+START_S: Final = 60.0
 P_VALUE_LEAST: Final = 1e-6
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--dense", "mode", flag_value="dense", default="dense", help="Carry all of q: one FP32 a vocabulary entry.")
+@click.option("--dense", is_flag=True, help="Carry all of q: one FP32 a vocabulary entry.  [default]")
 @click.option("--sparse", "support", type=click.IntRange(1, 4096), metavar="K", help="Carry the top K of q instead.")
 @click.option("--rounds", type=click.IntRange(1, 10_000_000), default=1000, help="STEPs in all.")
 @click.option("--depth", type=click.IntRange(1, 32), default=5, help="Drafted tokens a STEP.")
@@ -37,7 +39,7 @@ P_VALUE_LEAST: Final = 1e-6
 @click.option("-v", "--verbose", count=True, help="Log what happens (-vv: all of it).")
 @command_errors
 def demo(
-    mode: str,
+    dense: bool,
     support: int | None,
     rounds: int,
     depth: int,
@@ -57,6 +59,10 @@ def demo(
     Example: pp1q demo --sparse 32 --rounds 2000 --faults corrupt=0.02,late=0.02,drop=0.02
     """
     setup_logging(verbose - 1)
+    if dense and support is not None:
+        raise ConfigError("choose --dense or --sparse K, not both")
+    if support is not None and support > vocab:
+        raise ConfigError(f"--sparse {support}: a vocabulary of {vocab} has no more than that to choose from")
     options = _options(support, rounds, depth, requests, vocab, seed, faults)
     started = time.monotonic()
     result = _run(options, faults, live=not as_json and sys.stderr.isatty())
@@ -118,7 +124,7 @@ def _run(options: DemoOptions, faults: str, live: bool) -> DemoResult:
         command = [sys.executable, "-m", "pp1q_transport.cli", "demo-draft", "--connect", receiver.endpoint]
         draft = subprocess.Popen([*command, "--options", packed], stdin=subprocess.DEVNULL)
         try:
-            receiver.wait_for_peer(60.0)
+            _wait_for_draft(receiver, draft)
             result = DemoTarget(options, receiver, _live_line(options) if live else None).run()
         finally:
             receiver.close()
@@ -126,6 +132,19 @@ def _run(options: DemoOptions, faults: str, live: bool) -> DemoResult:
             if live:
                 click.echo("\r\x1b[K", nl=False, err=True)
     return result
+
+
+def _wait_for_draft(receiver: Receiver, draft: subprocess.Popen[bytes]) -> None:
+    """A session, or `PeerFault`: at once when the draft process has ended, else after a minute."""
+    deadline = time.monotonic() + START_S
+    while not receiver.up:
+        if draft.poll() is not None:
+            raise PeerFault(Reason.PEER_LOST, f"the draft process ended with status {draft.returncode} before a session formed")
+        try:
+            receiver.wait_for_peer(LIVE_EVERY_S)
+        except PeerFault as fault:
+            if fault.reason is not Reason.TIMEOUT or time.monotonic() >= deadline:
+                raise
 
 
 def _end(draft: subprocess.Popen[bytes]) -> None:
