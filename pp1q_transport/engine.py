@@ -118,6 +118,7 @@ class Engine:
         self.link: TcpLink | None = None
         self.agreement: Agreement | None = None
         self.inbox: list[tuple[str, object]] = []  # control messages for the owner: (kind, body)
+        self.parted = False  # the last session ended with the peer's goodbye
         self.log = structlog.get_logger("pp1q").bind(role=config.hello.role.value)
         self._make_session = make_session
         self._on_up = on_up
@@ -256,6 +257,7 @@ class Engine:
             outbox = self._filter.outbox
         self.link = TcpLink(sock, self.session, outbox)
         self.phase = Phase.UP
+        self.parted = False
         self._forming.settled()
         self.counters.add("sessions")
         self.log.info("session_up", session=terms.session, **self.link.describe())
@@ -273,6 +275,7 @@ class Engine:
             self._tell(link, session, reason)
         elif session.peer_status == Reason.CANCELLED.code:
             goodbye = True
+        self.parted = goodbye
         link.close()
         self.link = None
         self._filter = None

@@ -44,6 +44,11 @@ class Endpoint:
         """Whether a session is running."""
         return self.engine.phase is Phase.UP
 
+    @property
+    def parted(self) -> bool:
+        """Whether the last session ended with a goodbye: nobody was lost, and nobody need be waited for."""
+        return self.engine.parted
+
     def poll(self) -> None:
         """Serves the engine once, without waiting."""
         self.engine.poll()

@@ -131,7 +131,7 @@ def run_draft(options: DemoOptions, connect: str) -> None:
         reported = False
         while True:
             if not leader.up:
-                if reported:
+                if reported or leader.parted:
                     return
                 _re_form(leader)
             step = leader.next_step()
