@@ -660,6 +660,7 @@ def test_close_is_idempotent_and_says_goodbye(make_rig: MakeRig, first: str) -> 
     closing.close()
     rig.until(lambda: other.engine.closed)
     assert other.counters.of(Reason.PEER_LOST) >= 1
+    assert other.parted
     assert other.counters.get("accept_failed") == 0
     other.close()
     with pytest.raises(PeerFault, match="over"):

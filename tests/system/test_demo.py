@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import pytest
-from system_rig import child_environment
+from system_rig import child_environment, expected
 
 from pp1q_transport.errors import ConfigError, PeerFault
 from pp1q_transport.links.faulty import FaultInjector, FaultRates
@@ -171,13 +171,15 @@ def test_a_verifier_that_always_accepts_fails_at_the_same_n(support: int | None)
     assert right > 1e-6 > wrong
 
 
-def test_a_draft_that_is_killed_ends_the_demo_with_peer_lost() -> None:
+@pytest.mark.parametrize("after_s", (0.0, 0.2, 1.0))
+def test_a_draft_that_is_killed_ends_the_demo_with_peer_lost(after_s: float) -> None:
+    """Also one that dies before it ever spoke."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pp1q_transport.cli", "demo", "--rounds", "1000000", "--vocab", "1024"],
         env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     child = wait_for_child(process.pid)
-    time.sleep(0.5)
+    time.sleep(after_s)
     os.kill(child, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -198,6 +200,130 @@ def test_ctrl_c_ends_both_processes_without_a_traceback() -> None:
     assert "Traceback" not in errors
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+@pytest.mark.parametrize("faults", ((), ("--faults", "corrupt=0.05")), ids=("plain", "faults"))
+def test_an_interrupt_of_the_command_alone_takes_the_draft_along(faults: tuple[str, ...]) -> None:
+    """As a supervisor sends it: the draft gets no signal, only its peer's goodbye."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pp1q_transport.cli", "demo", "--rounds", "1000000", "--vocab", "1024", *faults],
+        env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    child = wait_for_child(process.pid)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert output == ""
+    assert errors == "pp1q: interrupted\n", "the draft has nothing to complain of"
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_draft_that_is_killed_while_links_may_re_form_is_given_up() -> None:
+    """With corrupt headers a lost link is no lost process: the demo waits for another, but not for ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pp1q_transport.cli", "demo", "--rounds", "1000000", "--vocab", "64", "--faults", "corrupt=0.01"],
+        env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    child = wait_for_child(process.pid)
+    time.sleep(1.0)
+    os.kill(child, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "peer_lost" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        ("--faults", "late=2"),
+        ("--faults", "lost=0.1"),
+        ("--rounds", "0"),
+        ("--depth", "33"),
+        ("--sparse", "0"),
+        ("--sparse", "x"),
+        ("--vocab", "10"),
+        ("--vocab", "512", "--sparse", "600"),
+        ("--requests", "0"),
+        ("--seed", "-1"),
+        ("--colour",),
+        ("more",),
+        ("--dense", "--sparse", "8"),
+    ),
+    ids=" ".join,
+)
+def test_bad_options_give_one_line_and_exit_2(arguments: tuple[str, ...]) -> None:
+    done = demo(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if not line.startswith(("Usage:", "Try ")) and line]
+    assert len(said) == 1, done.stderr
+
+
+def test_a_terminal_gets_a_live_line_and_a_clean_report() -> None:
+    mine, its = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pp1q_transport.cli", "demo", "--rounds", "2000", "--vocab", "512"],
+        env=child_environment(), stdout=subprocess.PIPE, stderr=its, text=True,
+    )  # fmt: skip
+    os.close(its)
+    shown = b""
+    while True:
+        try:
+            more = os.read(mine, 4096)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not more:
+            break
+        shown += more
+    os.close(mine)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert shown.startswith(b"\r\x1b[K")
+    assert b"round 1/2000" in shown
+    assert shown.endswith(b"\r\x1b[K"), "the line is wiped before the report"
+    assert "\x1b" not in output
+
+
+@pytest.mark.parametrize("support", (None, 32), ids=("dense", "sparse"))
+def test_faults_leave_the_tokens_those_of_the_same_rounds_without_transport(support: int | None) -> None:
+    """Ready rounds and target-only rounds interleave as the faults will have it; every token follows from which is which."""
+    options = DemoOptions(
+        seed=3, rounds=150, requests=1, support=support, vocab_size=512, faults=FaultRates(corrupt=0.1, late=0.05, drop=0.1)
+    )
+    with open_target(options) as receiver:
+        drafting = threading.Thread(target=run_draft, args=(options, receiver.endpoint), daemon=True)
+        drafting.start()
+        receiver.wait_for_peer()
+        journal: list[tuple[int, int, bool]] = []
+        target = Journalled(options, receiver, journal)
+        result = target.run()
+    drafting.join(20)
+    assert not drafting.is_alive()
+    assert result.faults_that_passed == 0
+    assert result.ready + sum(result.reasons.values()) == 150
+    assert 10 < len(result.injected) < 90
+    seed = draw64(3, Domain.PROPOSAL, 0, 0, 0)
+    assert result.tokens[1] == expected(ToyModels.of(3, 512), seed, journal, depth=5, support=support)
+
+
+class Journalled(DemoTarget):
+    """Notes under which generation each round was committed."""
+
+    def __init__(self, options: DemoOptions, receiver: Any, journal: list[tuple[int, int, bool]]) -> None:
+        super().__init__(options, receiver)
+        self._journal = journal
+
+    def _verify(self, request: Any, proposal: Any) -> None:
+        self._journal.append((proposal.round, proposal.generation, True))
+        super()._verify(request, proposal)
+
+    def _target_only(self, request: Any, round_number: int) -> None:
+        self._journal.append((round_number, request.generation, False))
+        super()._target_only(request, round_number)
 
 
 def wait_for_child(parent: int) -> int:
