@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
 
 import pytest
 import structlog
+from system_live import Live, running
 from system_rig import Rig
 
 
@@ -46,3 +48,22 @@ def make_rig() -> Iterator[MakeRig]:
     yield make
     for pair in made:
         pair.close()
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    """A busy session that must not have noticed anything by the end of the test."""
+    with running() as busy:
+        yield busy
+
+
+@pytest.fixture
+def descriptors() -> Iterator[int]:
+    """Room for thousands of sockets, ours and the attacker's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if wanted < 2600:
+        pytest.skip(f"RLIMIT_NOFILE allows {hard} descriptors; a thousand connections to each port need 2600")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
