@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import resource
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import structlog
 from system_live import Live, running
-from system_rig import Rig
-
-
-class MakeRig(Protocol):
-    def __call__(self, **options: Any) -> Rig: ...
+from system_rig import MakeRig, Rig
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
@@ -189,6 +189,12 @@ def captured() -> Iterator[list[Any]]:
     """The log of everything within, as a list of events."""
     with structlog.testing.capture_logs() as log:
         yield log
+
+
+class MakeRig(Protocol):
+    """The fixture `make_rig`: a pair of the given options, closed when the test is over."""
+
+    def __call__(self, **options: Any) -> Rig: ...
 
 
 def draft(models: ToyModels, step: Step, rows: int | None = None) -> list[int]:

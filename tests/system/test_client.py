@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import MakeRig
 from numpy.testing import assert_array_equal
-from system_rig import PROMPT, VOCAB, Rig, consume, expected, go_on_alone, one_round, open_descriptors
+from system_rig import PROMPT, VOCAB, MakeRig, Rig, consume, expected, go_on_alone, one_round, open_descriptors
 
 from pp1q_transport.client import Leader, Proposal, Receiver, Step
 from pp1q_transport.dyadic import MASS, allocate, allocate_top_k, draw, draw_sparse, to_q

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeRig
 from numpy.testing import assert_array_equal
-from system_rig import PROMPT, SMALL, VOCAB, Rig, consume, go_on_alone, uniform
+from system_rig import PROMPT, SMALL, VOCAB, MakeRig, Rig, consume, go_on_alone, uniform
 
 from pp1q_transport.dyadic import MASS
 from pp1q_transport.errors import InvalidQ, LocalMisuse, ProposalDiscarded, Reason

@@ -215,7 +215,10 @@ def test_an_interrupt_of_the_command_alone_takes_the_draft_along(faults: tuple[s
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert output == ""
-    assert errors == "pp1q: interrupted\n", "the draft has nothing to complain of"
+    *others, last = errors.splitlines()
+    assert last == "pp1q: interrupted"
+    # The draft has nothing to complain of, unless the interrupt fell between two sessions: then nobody said goodbye.
+    assert others == [] or (faults and others == ["pp1q: peer_lost: no new session within 3 s"])
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeRig
 from system_rig import (
     ANYWHERE,
     PROMPT,
     SMALL,
+    MakeRig,
     Rig,
     captured,
     child_environment,

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeRig
 from hypothesis import given, settings
 from hypothesis import strategies as hs
-from system_rig import PROMPT, Rig, consume, expected, go_on_alone
+from system_rig import PROMPT, MakeRig, Rig, consume, expected, go_on_alone
 
 from pp1q_transport import wire
 from pp1q_transport.client import EngineConfig
