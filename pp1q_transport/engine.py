@@ -7,6 +7,7 @@ It starts no threads. When the link goes, the session ends; a new one is formed 
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
@@ -101,7 +102,8 @@ def new_boot_nonce() -> int:
 
 class Engine:
     """One side of one session at a time. `make_session` builds the role's state machine from the terms of a new session;
-    `on_up` and `on_down` let the owner react. All methods are for one thread."""
+    `on_up` and `on_down` let the owner react. All methods are for one thread; but `close` may come from another one (or from
+    the garbage collector there): it waits until that thread's `poll` or `wait` is over."""
 
     def __init__(
         self,
@@ -126,6 +128,8 @@ class Engine:
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._forming_ns = 0
+        self._ending = False  # somebody wants to close: no further poll or wait begins
+        self._inside = threading.RLock()
         self._wait_for_peer = config.wait_for_peer
         self._forming = Forming(
             config.hello,
@@ -152,6 +156,12 @@ class Engine:
 
     def poll(self) -> int:
         """One pass without sleeping: link, budget, control. Returns how many bytes the link moved."""
+        if self._ending:
+            return 0
+        with self._inside:
+            return self._poll()
+
+    def _poll(self) -> int:
         if self.closed:
             return 0
         now_ns = monotonic_ns()
@@ -165,6 +175,12 @@ class Engine:
 
     def wait(self, timeout_ns: int = BLOCK_AT_MOST_NS) -> None:
         """Idles until something may have happened, by the configured strategy, for at most `timeout_ns`."""
+        if self._ending:
+            return
+        with self._inside:
+            self._wait(timeout_ns)
+
+    def _wait(self, timeout_ns: int) -> None:
         if self.phase is Phase.CLOSED:
             return
         if self.link is None:
@@ -190,8 +206,9 @@ class Engine:
 
     def flush(self) -> None:
         """Sends what is queued, as far as the kernel takes it now."""
-        if self.link is not None:
-            self._pump(monotonic_ns())
+        with self._inside:
+            if self.link is not None:
+                self._pump(monotonic_ns())
 
     def _pump(self, now_ns: int) -> int:
         link, session = self.link, self.session
@@ -306,16 +323,23 @@ class Engine:
 
     def end_session(self) -> None:
         """Ends the running session, if there is one, and stays ready for another."""
-        if self.link is not None:
-            self._forming.goodbye()
-            self._down(Reason.CANCELLED, goodbye=True)
+        with self._inside:
+            if self.link is not None:
+                self._forming.goodbye()
+                self._down(Reason.CANCELLED, goodbye=True)
 
     def send_control(self, kind: str, body: Mapping[str, object]) -> None:
         """Sends a `report` or `options` message to the session's peer."""
-        self._forming.say(kind, body)
+        with self._inside:
+            self._forming.say(kind, body)
 
     def close(self) -> None:
-        """Orderly end: goodbye, link closed, ports released. Safe to repeat."""
+        """Orderly end: goodbye, link closed, ports released. Safe to repeat, and from another thread than the one that polls."""
+        self._ending = True
+        with self._inside:
+            self._close()
+
+    def _close(self) -> None:
         if self.phase is Phase.CLOSED:
             return
         self._wait_for_peer = True  # a peer that is lost from here on is nobody's fault

@@ -352,3 +352,5 @@ def test_hello_names_the_limit_that_a_plan_exceeds(options: dict[str, int], fiel
     finally:
         made.leader.close()
         made.receiver.close()
+        made.thread.join(20.0)
+        assert not made.thread.is_alive()

@@ -198,7 +198,11 @@ class Receiver(Endpoint):
         session = self.session
         assert session is not None
         for request in list(self.requests.requests.values()):
-            self._send_open(session, request)
+            try:
+                self._send_open(session, request)
+            except LocalMisuse as error:  # beyond what this session allows: it must not keep the others from being opened
+                self.counters.add("requests_not_opened")
+                self.engine.log.warning("request_not_opened", request=request.request, error=str(error))
 
     def _send_open(self, session: ReceiverSession, request: Request) -> None:
         """OPENs of many requests exceed the outbox together: lets the link take some first, for a second at most."""
@@ -245,9 +249,7 @@ class Receiver(Endpoint):
             raise LocalMisuse("max_position and generation must be u32")
         generation = max(generation, self.requests.fresh_generation(request))
         opened = Request(request, seed, self._int32(tokens), max_position, generation)
-        most = self._terms_of("max_context_tokens")
-        if len(opened.tokens) > most:
-            raise LocalMisuse(f"{len(opened.tokens)} tokens exceed max_context_tokens {most}")
+        self._check_room(opened, 0)
         self.requests.add(opened)
         if self.session is not None:
             self._send_open(self.session, opened)
@@ -274,7 +276,16 @@ class Receiver(Endpoint):
         fresh = self._int32(tokens)
         if not fresh:
             raise LocalMisuse("a commit needs at least one token")
+        self._check_room(request, len(fresh))
         return fresh
+
+    def _check_room(self, request: Request, more: int) -> None:
+        """Raises `LocalMisuse` when `more` tokens would not fit: with a session or without, since the next OPEN carries them."""
+        total, most = len(request.tokens) + more, self._terms_of("max_context_tokens")
+        if total > most:
+            raise LocalMisuse(f"{total} tokens exceed max_context_tokens {most}")
+        if total - 1 > request.max_position:
+            raise LocalMisuse(f"position {total - 1} is beyond the request's last, {request.max_position}")
 
     def _check_open(self, request: Request) -> None:
         if self.requests.get(request.request) is not request:

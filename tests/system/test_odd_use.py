@@ -1,0 +1,104 @@
+"""Odd use and odd moments: threads, callbacks that fail or call back, peers that die in between. Nothing may wedge or crash."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from system_rig import Rig
+
+from pp1q_transport.control import ControlListener
+from pp1q_transport.errors import LocalMisuse
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def cut(rig: Rig) -> None:
+    """The receiver's link breaks under both ends."""
+    link = rig.receiver.engine.link
+    assert link is not None
+    link.sock.shutdown(socket.SHUT_RDWR)
+
+
+def reconnect(rig: Rig) -> None:
+    """Both ends notice the loss and form the next session."""
+    rig.until(lambda: not rig.receiver.up)
+    rig.until(lambda: rig.receiver.up and rig.leader.up)
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_closing_waits_for_a_poll_that_another_thread_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ's sockets bear one thread: closed under another one's receive they are used after they were freed."""
+    inside, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    receive = ControlListener.receive
+
+    def slow(self: ControlListener) -> Any:
+        inside.set()
+        go_on.wait(10.0)
+        assert not self.closed, "closed in the middle of receive"
+        return receive(self)
+
+    with Rig() as rig:
+        receiver = rig.receiver
+        monkeypatch.setattr(ControlListener, "receive", slow)
+        faults: list[BaseException] = []
+
+        def poll() -> None:
+            try:
+                receiver.poll()
+            except BaseException as fault:  # noqa: BLE001 - handed to the test
+                faults.append(fault)
+
+        poller = threading.Thread(target=poll)
+        poller.start()
+        assert inside.wait(10.0)
+        closer = threading.Thread(target=lambda: (receiver.close(), closed.set()))
+        closer.start()
+        assert not closed.wait(0.3)
+        go_on.set()
+        poller.join(10.0)
+        assert closed.wait(10.0)
+        closer.join(10.0)
+        assert not faults, faults[0]
+        assert receiver.engine.closed
+
+
+# ---- requests that can't be opened ----------------------------------------------------------------------------------
+
+
+def test_a_request_that_was_refused_leaves_nothing_behind() -> None:
+    with Rig().connect() as rig:
+        with pytest.raises(LocalMisuse, match="position 2 is beyond"):
+            rig.receiver.open_request(5, [1, 2, 3], max_position=1)
+        assert not rig.receiver.requests.requests
+
+
+def test_commits_without_a_session_keep_to_the_limits_of_one() -> None:
+    with Rig(max_context_tokens=8).connect() as rig:
+        request = rig.receiver.open_request(5, [1, 2, 3])
+        bounded = rig.receiver.open_request(6, [1, 2, 3], max_position=3)
+        rig.leader.close()
+        rig.until(lambda: not rig.receiver.up)
+        rig.receiver.commit_target_only(request, 0, [4] * 5)
+        with pytest.raises(LocalMisuse, match="9 tokens exceed max_context_tokens 8"):
+            rig.receiver.commit_target_only(request, 1, [4])
+        rig.receiver.commit_target_only(bounded, 0, [4])
+        with pytest.raises(LocalMisuse, match="position 4 is beyond"):
+            rig.receiver.commit_target_only(bounded, 1, [4])
+
+
+def test_one_request_that_no_longer_fits_does_not_keep_the_others_from_being_opened_again() -> None:
+    with Rig(max_context_tokens=8).connect() as rig:
+        long = rig.receiver.open_request(5, [1, 2, 3])
+        other = rig.receiver.open_request(6, [1, 2, 3])
+        rig.until(lambda: rig.leader.requests.get(6) is not None)
+        long.extend([4] * 8)
+        cut(rig)
+        reconnect(rig)
+        rig.until(lambda: rig.leader.requests.get(6) is not None)
+        assert rig.receiver.counters.get("requests_not_opened") == 1
+        rig.round(other).release()
