@@ -55,6 +55,7 @@ _CURVE_OVERHEAD_BYTES: Final = 256
 _MONITOR_EVENTS: Final = 1 << 16  # libzmq's only I/O thread blocks on a full monitor: leave it room while nobody polls
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"pp1q"
+_STRANGERS_KEPT: Final = 8
 
 _RETRIED: Final = int(zmq.EVENT_CONNECT_RETRIED)
 _WATCHED: Final = ACCEPTED | DISCONNECTED | _RETRIED | SUCCEEDED | FAILED | FAILED_PROTOCOL | FAILED_AUTH
@@ -62,6 +63,13 @@ _WATCHED: Final = ACCEPTED | DISCONNECTED | _RETRIED | SUCCEEDED | FAILED | FAIL
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+class _Context(zmq.Context[zmq.Socket[bytes]]):
+    """A context that only `close` ends: pyzmq's own finalizer would wait for sockets that are in the same garbage."""
+
+    def __del__(self) -> None:
+        """Nothing: see the class."""
 
 
 class _Plane:
@@ -82,7 +90,7 @@ class _Plane:
         self.counters = Counters() if counters is None else counters
         self.closed = False
         self._limit = limit
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = _Context()
         self._socket = self._context.socket(kind)
         self._configure(keys)
         self._monitor = self._watch_socket()
@@ -165,7 +173,8 @@ class _Plane:
         self.closed = True
         self._epoll.close()
         os.close(self._wake)
-        while self._events():
+        # In a garbage collection the sockets' own finalizers may have come first.
+        while not self._monitor.closed and self._events():
             pass  # an I/O thread that waits for room in the monitor would never let the socket close
         if not self._socket.closed:
             self._socket.disable_monitor()
@@ -198,6 +207,7 @@ class ControlListener(_Plane):
         self._allow = None if keys is None else keys.allow
         self._connections = Connections(self.counters)
         self._gone: list[bytes] = []
+        self._strangers: dict[str, str] = {}  # key not on the allow-list -> from where, until `strangers` is asked
         # Without a handler libzmq lets any CURVE client in, unless a domain is set *and* enforced: then nobody. Under
         # NULL a domain makes it ask us too, and refuse ZMTP 1, which any bytes would pass for.
         self._zap = self._context.socket(zmq.REP)
@@ -257,6 +267,11 @@ class ControlListener(_Plane):
         gone, self._gone = self._gone, []
         return gone
 
+    def strangers(self) -> dict[str, str]:
+        """Public keys that were refused since the last call because they are not on the allow-list, with their address."""
+        seen, self._strangers = self._strangers, {}
+        return seen
+
     def _refuse(self, reason: Reason, total: str) -> None:
         self.counters.refuse(reason)
         self.counters.add(total)
@@ -286,7 +301,11 @@ class ControlListener(_Plane):
         if mechanism != b"CURVE" or len(frames) != 7 or len(frames[6]) != 32:
             return b"400", b"CURVE only", b""
         key = zmq.utils.z85.encode(frames[6])
-        return (b"200", b"OK", key) if key.decode("ascii") in self._allow else (b"400", b"not on the allow-list", b"")
+        if key.decode("ascii") in self._allow:
+            return b"200", b"OK", key
+        if len(self._strangers) < _STRANGERS_KEPT:
+            self._strangers[key.decode("ascii")] = frames[3].decode("ascii", "replace")[:64]
+        return b"400", b"not on the allow-list", b""
 
 
 def _explain(fault: zmq.ZMQError) -> str:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
-import structlog
-
 from ._native.kernels import monotonic_ns
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
 from .forming import Formed, Forming, Said
 from .links.tcp import TcpLink
+from .logs import logger
 from .session import hello as hello_fields
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
@@ -121,7 +120,7 @@ class Engine:
         self.agreement: Agreement | None = None
         self.inbox: list[tuple[str, object]] = []  # control messages for the owner: (kind, body)
         self.parted = False  # the last session ended with the peer's goodbye
-        self.log = structlog.get_logger("pp1q").bind(role=config.hello.role.value)
+        self.log = logger(role=config.hello.role.value)
         self._make_session = make_session
         self._on_up = on_up
         self._on_down = on_down
@@ -320,6 +319,11 @@ class Engine:
                 link.sock.send(frame)
             except OSError as error:
                 self.log.debug("status_not_sent", error=error.strerror)
+
+    def fail(self, reason: Reason) -> None:
+        """Ends the session because this side can't go on with it (a full outbox, a counter that ran out)."""
+        with self._inside:
+            self._down(reason)
 
     def end_session(self) -> None:
         """Ends the running session, if there is one, and stays ready for another."""

@@ -11,14 +11,22 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .errors import ConfigError, PeerFault, Reason, Refused
 from .links.tcp_port import TcpDialer, TcpPort
-from .session.negotiate import Agreement, Connector, Listener, goodbye_message, message_kind, parse_goodbye, refuse_message
+from .logs import logger
+from .session.negotiate import (
+    Agreement,
+    Connector,
+    Listener,
+    goodbye_message,
+    message_kind,
+    parse_goodbye,
+    parse_refuse,
+    refuse_message,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -80,7 +88,7 @@ class Forming:
         self._keys = keys
         self._connect_to = connect
         self._persistent = persistent
-        self._log = structlog.get_logger("pp1q").bind(role=hello.role.value)
+        self._log = logger(role=hello.role.value)
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
         self._peer: bytes = b""
         self._gone: bytes = b""
@@ -90,6 +98,7 @@ class Forming:
         self._random = random.Random(backoff_seed)
         self._backoff_ns = BACKOFF_FIRST_NS
         self._retry_ns = 0
+        self._complained: Reason | None = None
         self._port: TcpPort | None = None
         self._control: ControlListener | ControlConnector
         if listen is not None:
@@ -131,6 +140,9 @@ class Forming:
             except PeerFault as fault:
                 self.counters.refuse(fault.reason)
                 self._log.warning("control_refused", reason=fault.reason.value, detail=fault.detail)
+        if isinstance(self._control, ControlListener):
+            for key, address in self._control.strangers().items():
+                self._log.warning("key_refused", reason=Reason.AUTH_FAILED.value, public_key=key, address=address)
         if self._port is not None:
             self._expire_pending(now_ns)
             for sock, agreement in self._port.poll(now_ns):
@@ -163,6 +175,7 @@ class Forming:
 
     def settled(self) -> None:
         """A session runs: the next backoff starts small again."""
+        self._complained = None
         self._backoff_ns = BACKOFF_FIRST_NS
 
     def close(self) -> None:
@@ -195,7 +208,9 @@ class Forming:
 
     def _handle(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool, events: list[Event]) -> None:
         kind = message.get("kind")
-        if self._port is not None and kind not in ("goodbye", "keepalive", "report", "options"):
+        if self._port is not None and kind == "refuse":
+            self._log.info("refused_by_peer", detail=parse_refuse(message).detail)
+        elif self._port is not None and kind not in ("goodbye", "keepalive", "report", "options"):
             self._answer_hello(peer, message, now_ns, busy)
         elif self._connector is not None and kind in ("hello_ack", "refuse"):
             self._agreement = self._connector.receive(message, now_ns)
@@ -288,7 +303,10 @@ class Forming:
             self._dialer.close()
         self._dialer = None
         self._connector = None
-        self._log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
+        # A peer that stays away is worth one line, not one every few seconds.
+        log = self._log.debug if fault.reason is self._complained else self._log.warning
+        log("no_session", reason=fault.reason.value, detail=fault.detail, endpoint=self.endpoint)
+        self._complained = fault.reason
         if not self._persistent or fault.reason is Reason.AUTH_FAILED:
             raise fault
         self._control.close()

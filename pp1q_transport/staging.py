@@ -70,8 +70,8 @@ class SlotViews:
     def __init__(self, region: Region, geometry: SlotGeometry, vocab_size: int, writable: bool = False) -> None:
         self.geometry = geometry
         self.vocab_size = vocab_size
-        self._array = region.array.view()
-        self._array.flags.writeable = writable
+        # Not by numpy's own flag, which a caller could set back.
+        self._array = region.array if writable else np.frombuffer(region.memory.toreadonly(), np.uint8)
 
     def dense(self, slot: int, row: int) -> npt.NDArray[np.float32]:
         """float32 [V]: the dense q of a row."""

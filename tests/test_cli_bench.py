@@ -225,13 +225,18 @@ def test_bad_input_is_one_line_and_exit_status_two(
     assert out == ""
 
 
+def without_greeting(errors: str) -> str:
+    """What a receiver said after where it listens."""
+    return "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("pp1q-recv: listening on "))
+
+
 def test_nobody_there_is_one_line_and_exit_status_one() -> None:
     done = run(SEND, "--connect", "tcp://127.0.0.1:9", "--wait", "0.5")
     assert done.returncode == 1
     assert "no receiver within 0.5 s" in one_line(done.stderr)
     done = run(RECV, "--listen", "tcp://127.0.0.1:0", "--wait", "0.5")
     assert done.returncode == 1
-    assert "no sender within 0.5 s" in one_line(done.stderr)
+    assert "no sender within 0.5 s" in one_line(without_greeting(done.stderr))
 
 
 @pytest.mark.parametrize("module", (send, recv))
@@ -328,4 +333,12 @@ def test_ctrl_c_ends_a_waiting_receiver_cleanly(processes: Processes) -> None:
     waiting.send(signal.SIGINT)
     status, out, err = waiting.end()
     assert (status, out) == (130, "")
-    assert one_line(err) == "pp1q: interrupted"
+    assert one_line(without_greeting(err)) == "pp1q: interrupted"
+
+
+def test_sigterm_ends_a_waiting_receiver_cleanly(processes: Processes) -> None:
+    waiting, _ = processes.receiver()
+    waiting.send(signal.SIGTERM)
+    status, out, err = waiting.end()
+    assert (status, out) == (128 + signal.SIGTERM, "")
+    assert one_line(without_greeting(err)) == "pp1q: terminated"

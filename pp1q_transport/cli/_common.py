@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import sys
+import threading
 from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -28,6 +30,8 @@ def command_errors(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _terminated)
         try:
             return function(*args, **kwargs)
         except (ConfigError, LocalMisuse) as error:
@@ -39,8 +43,17 @@ def command_errors(function: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             click.echo("pp1q: interrupted", err=True)
             sys.exit(130)
+        except OSError as error:  # a full disk, a closed pipe
+            click.echo(f"pp1q: {error.strerror or error}", err=True)
+            sys.exit(1)
 
     return wrapper
+
+
+def _terminated(_number: int, _frame: object) -> None:
+    """SIGTERM ends a command as Ctrl-C does, peers told, with the status a shell expects."""
+    click.echo("pp1q: terminated", err=True)
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def setup_logging(verbose: int) -> None:

@@ -80,7 +80,8 @@ def main(
         if ready_fd is not None:
             os.write(ready_fd, receiver.endpoint.encode("ascii") + b"\n")
             os.close(ready_fd)
-        line.say(f"listening on {receiver.endpoint}")
+        if not quiet:
+            click.echo(f"pp1q-recv: listening on {receiver.endpoint}", err=True)
         while True:
             _await_sender(receiver, wait_s)
             report = _measure(receiver, baseline, (idle, cpu, on_loss), line, sink)

@@ -21,7 +21,8 @@ def shaped(array: npt.NDArray[np.generic], dtype: type[np.generic], length: int 
         raise LocalMisuse(f"{name} must be a numpy array, not {type(array).__name__}")
     if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous or length not in (None, len(array)):
         size = "n" if length is None else length
-        raise LocalMisuse(f"{name} must be contiguous {dtype.__name__} [{size}], not {array.dtype} {array.shape}")
+        hint = f"; use .astype(np.{dtype.__name__})" if array.dtype != dtype and array.dtype.kind in "fiu" else ""
+        raise LocalMisuse(f"{name} must be contiguous {dtype.__name__} [{size}], not {array.dtype} {array.shape}{hint}")
 
 
 def valid(code: int) -> None:

@@ -317,6 +317,8 @@ class Receiver(Endpoint):
         terms do not allow what is asked.
         """
         self._check_open(request)
+        if self.session is None:
+            self.poll()  # a loop that does nothing but step must still hear of the peer's return
         session = self.session
         if session is None:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
@@ -326,17 +328,21 @@ class Receiver(Endpoint):
         if not 0 <= target_context <= _U64_MAX or not 0 <= trace_id <= _U64_MAX:
             raise LocalMisuse("target_context and trace_id must be u64")
         representation = wire.DENSE if support is None else wire.SPARSE
-        slot = session.step(
-            request,
-            kernels.monotonic_ns(),
-            session.terms.depth if depth is None else depth,
-            temperature,
-            support or _DENSE_POLICY,
-            representation,
-            target_context,
-            budget_us,
-            trace_id,
-        )
+        try:
+            slot = session.step(
+                request,
+                kernels.monotonic_ns(),
+                session.terms.depth if depth is None else depth,
+                temperature,
+                support or _DENSE_POLICY,
+                representation,
+                target_context,
+                budget_us,
+                trace_id,
+            )
+        except PeerFault as fault:  # a peer that does not read, or a counter that ran out: the session is over
+            self.engine.fail(fault.reason)
+            raise ProposalDiscarded(fault.reason, request.request, request.round) from fault
         if slot is None:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         ticket = self._tickets[slot.index] = Ticket(self, request, slot, session.terms.session)
@@ -398,8 +404,11 @@ class Receiver(Endpoint):
         if self.session is None:
             request.extend(tokens)
             request.in_flight = False
-        else:
+            return
+        try:
             self.session.commit(request, round, source, accepted, tokens)
+        except PeerFault as fault:  # the tokens are committed here, and travel with the next session's OPEN
+            self.engine.fail(fault.reason)
 
     def commit_target_only(self, request: Request, round: int, tokens: Iterable[int]) -> None:
         """Commits what the target sampled by itself after a discard. A proposal still in flight is `LocalMisuse`: it would
