@@ -62,7 +62,8 @@ _WATCHED: Final = ACCEPTED | DISCONNECTED | _RETRIED | SUCCEEDED | FAILED | FAIL
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    # A closed one: in a garbage collection a socket's own finalizer may come before ours.
+    return not socket.closed and bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class _Context(zmq.Context[zmq.Socket[bytes]]):
@@ -154,6 +155,9 @@ class _Plane:
 
     def _send(self, frames: tuple[bytes, ...]) -> bool:
         self._check_open()
+        if self._socket.closed:
+            self.counters.add("control_send_failed")
+            return False
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError as fault:
@@ -173,8 +177,7 @@ class _Plane:
         self.closed = True
         self._epoll.close()
         os.close(self._wake)
-        # In a garbage collection the sockets' own finalizers may have come first.
-        while not self._monitor.closed and self._events():
+        while self._events():
             pass  # an I/O thread that waits for room in the monitor would never let the socket close
         if not self._socket.closed:
             self._socket.disable_monitor()
