@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .client import Leader, Proposal, Receiver, Step, Ticket, open_leader, open_receiver
     from .errors import InvalidQ, LocalMisuse, PeerFault, ProposalDiscarded, Reason, Refused
+    from .keys import connector_keys, listener_keys
 
 _HOMES = {
     "Leader": "client",
@@ -27,6 +28,8 @@ _HOMES = {
     "ProposalDiscarded": "errors",
     "Reason": "errors",
     "Refused": "errors",
+    "connector_keys": "keys",
+    "listener_keys": "keys",
 }
 
 __all__ = [
@@ -41,6 +44,8 @@ __all__ = [
     "Refused",
     "Step",
     "Ticket",
+    "connector_keys",
+    "listener_keys",
     "open_leader",
     "open_receiver",
 ]

@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 def test_the_readme_has_what_it_promises() -> None:
-    assert len(commands()) >= 6
+    assert len(commands()) >= 5
     assert len(python_blocks()) == 2
     assert "    make demo\n" in README
     assert "    make test\n" in README
@@ -106,3 +106,28 @@ def test_the_python_of_both_sides() -> None:
     finally:
         drafting.kill()
         drafting.communicate(timeout=10)
+
+
+def test_the_keys_recipe(tmp_path: Path) -> None:
+    """Both hosts' commands between hosts, on one: the sender that the allow-list knows is let in."""
+    recipe = README[README.index("pp1q keys new receiver") :]
+    lines = [line.split("#")[0].strip() for line in recipe[: recipe.index("```")].splitlines()]
+    port = free_port()
+    placed = [line.replace("HOST", "127.0.0.1").replace(":7801", f":{port}") for line in lines if line]
+    *making, listen, connect = placed
+    for command in making:
+        done = subprocess.run(in_bin(command), cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+    receiver = subprocess.Popen([*in_bin(listen), "--once"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        small = ("--rounds", "3", "--vocab", "256", "--no-floors")
+        sent = subprocess.run([*in_bin(connect), *small], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+        assert sent.returncode == 0, sent.stderr
+    finally:
+        receiver.terminate()
+        receiver.communicate(timeout=20)
+
+
+def in_bin(command: str) -> list[str]:
+    name, *rest = shlex.split(command)
+    return [str(BIN / name), *rest]
