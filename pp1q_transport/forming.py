@@ -131,6 +131,8 @@ class Forming:
             except PeerFault as fault:
                 self.counters.refuse(fault.reason)
                 self._log.warning("control_refused", reason=fault.reason.value, detail=fault.detail)
+                if self._port is None and not busy and message.get("kind") in ("hello_ack", "refuse"):
+                    self._failed(fault, now_ns)  # the answer that this attempt waited for: there will be no other
         if self._port is not None:
             self._expire_pending(now_ns)
             for sock, agreement in self._port.poll(now_ns):

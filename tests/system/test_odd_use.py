@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from system_rig import Rig
 
 from pp1q_transport.control import ControlListener
-from pp1q_transport.errors import LocalMisuse
+from pp1q_transport.client.target import Receiver
+from pp1q_transport.errors import LocalMisuse, Reason
+from pp1q_transport.links.tcp_port import TcpDialer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -102,3 +105,41 @@ def test_one_request_that_no_longer_fits_does_not_keep_the_others_from_being_ope
         rig.until(lambda: rig.leader.requests.get(6) is not None)
         assert rig.receiver.counters.get("requests_not_opened") == 1
         rig.round(other).release()
+
+
+# ---- links that form badly ------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_dies_between_its_proof_and_the_session_is_a_lost_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots of a first session are faulted in meanwhile: milliseconds in which a killed peer's reset arrives."""
+    dialled: list[socket.socket] = []
+    prove, make = TcpDialer._send_proof, Receiver._make_session
+
+    def proven(self: TcpDialer) -> bool:
+        done = prove(self)
+        dialled.append(self._sock)
+        return done
+
+    def killed(self: Receiver, terms: Any) -> Any:
+        if self.counters.get("sessions") == 0:
+            dialled[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            dialled[-1].close()
+        return make(self, terms)
+
+    monkeypatch.setattr(TcpDialer, "_send_proof", proven)
+    monkeypatch.setattr(Receiver, "_make_session", killed)
+    with Rig() as rig:
+        rig.until(lambda: rig.receiver.counters.get("sessions"))
+        rig.leader._region = None  # whatever the dead one made of its socket
+        rig.receiver.poll()
+
+
+@pytest.mark.parametrize(
+    "data", ("tcp://127.0.0.1:\u00b2", "tcp://no.such.host.invalid:5", "tcp://a..b:5", "tcp://\u3002:1", "tcp://:5", "nonsense")
+)
+def test_a_data_endpoint_that_means_nothing_fails_the_attempt_alone(data: str) -> None:
+    with Rig() as rig:
+        good, rig.receiver.engine._forming._listener.data = rig.receiver.engine._forming._listener.data, data
+        rig.until(lambda: rig.leader.counters.of(Reason.MALFORMED) + rig.leader.counters.of(Reason.LINK_ERROR))
+        rig.receiver.engine._forming._listener.data = good
+        rig.connect()
