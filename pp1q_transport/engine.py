@@ -127,6 +127,7 @@ class Engine:
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._forming_ns = 0
+        self._settling = False  # the owner hears of a session's end: what it calls from there must not form the next one
         self._ending = False  # somebody wants to close: no further poll or wait begins
         self._inside = threading.RLock()
         self._wait_for_peer = config.wait_for_peer
@@ -161,7 +162,7 @@ class Engine:
             return self._poll()
 
     def _poll(self) -> int:
-        if self.closed:
+        if self.closed or self._settling:
             return 0
         now_ns = monotonic_ns()
         moved = 0
@@ -300,10 +301,14 @@ class Engine:
         log = self.log.info if goodbye else self.log.warning
         said = Reason.from_code(session.peer_status).value if session.peer_status else None
         log("session_down", reason=reason.value, goodbye=goodbye, peer_said=said, error_number=link.error_number)
-        self._on_down(reason)
-        self._report_news(session)
-        self.session = None
-        self._forming.back_off(monotonic_ns())
+        self._settling = True
+        try:
+            self._on_down(reason)
+            self._report_news(session)
+        finally:  # a callback of the owner's may raise: the next session is formed all the same
+            self._settling = False
+            self.session = None
+            self._forming.back_off(monotonic_ns())
         if not self._wait_for_peer:
             if not goodbye:
                 raise PeerFault(reason, "the link is gone")

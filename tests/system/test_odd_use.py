@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 import pytest
-from system_rig import Rig
+from system_rig import Rig, eventually
 
 from pp1q_transport.control import ControlListener
 from pp1q_transport.client.target import Receiver
@@ -135,7 +136,7 @@ def test_a_peer_that_dies_between_its_proof_and_the_session_is_a_lost_link(monke
 
 
 @pytest.mark.parametrize(
-    "data", ("tcp://127.0.0.1:\u00b2", "tcp://no.such.host.invalid:5", "tcp://a..b:5", "tcp://\u3002:1", "tcp://:5", "nonsense")
+    "data", ("tcp://127.0.0.1:\u00b2", "tcp://no.such.host.invalid:5", "tcp://a..b:5", "tcp://\u3002:1", "tcp://:5")
 )
 def test_a_data_endpoint_that_means_nothing_fails_the_attempt_alone(data: str) -> None:
     with Rig() as rig:
@@ -143,3 +144,81 @@ def test_a_data_endpoint_that_means_nothing_fails_the_attempt_alone(data: str) -
         rig.until(lambda: rig.leader.counters.of(Reason.MALFORMED) + rig.leader.counters.of(Reason.LINK_ERROR))
         rig.receiver.engine._forming._listener.data = good
         rig.connect()
+
+
+def test_an_answer_to_hello_that_is_malformed_fails_the_attempt_and_the_next_one_comes() -> None:
+    with Rig() as rig:
+        listener = rig.receiver.engine._forming._listener
+        answer = listener.receive
+
+        def broken(*given: Any) -> Any:
+            message, result = answer(*given)
+            listener.receive = answer  # type: ignore[method-assign]
+            return {**message, "secret": b"short"}, result
+
+        listener.receive = broken  # type: ignore[method-assign]
+        rig.connect()
+        assert rig.leader.counters.of(Reason.MALFORMED) == 1
+
+
+# ---- callbacks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_callback_that_raises_costs_none_of_the_events_behind_it() -> None:
+    with Rig().connect() as rig:
+        request = rig.receiver.open_request(5, [1, 2, 3])
+        rig.until(lambda: rig.leader.requests.get(5) is not None)
+        opened: list[int] = []
+
+        def fail(_request: int, _tokens: list[int]) -> None:
+            raise RuntimeError("of the user's")
+
+        rig.leader.on_commit(fail)
+        rig.leader.on_open(lambda number, _tokens: opened.append(number))
+        rig.receiver.commit_target_only(request, 0, [4])
+        rig.receiver.open_request(6, [1, 2, 3])
+        rig.receiver.poll()
+        with pytest.raises(RuntimeError, match="of the user's"):
+            rig.until(lambda: opened)
+        rig.until(lambda: opened == [6])
+
+
+@pytest.mark.parametrize("event", ("commit", "reset"))
+def test_a_callback_that_raises_when_the_session_ends_does_not_keep_the_next_one_from_forming(event: str) -> None:
+    with Rig().connect() as rig:
+        request = rig.receiver.open_request(5, [1, 2, 3])
+        rig.until(lambda: rig.leader.requests.get(5) is not None)
+
+        def fail(*_what: object) -> None:
+            raise RuntimeError("of the user's")
+
+        callbacks = rig.leader._on_commit if event == "commit" else rig.leader._on_reset
+        callbacks.append(fail)
+        rig.receiver.commit_target_only(request, 0, [4])
+        rig.receiver.poll()
+        cut(rig)
+        with pytest.raises(RuntimeError, match="of the user's"):
+            eventually(lambda: False, rig.leader.engine.poll)  # nothing is collected before the end
+        callbacks.clear()
+        rig.until(lambda: rig.leader.counters.get("sessions") == 2 and rig.leader.requests.get(5) is not None)
+        rig.round(request).release()
+
+
+def test_serving_from_a_callback_at_the_end_of_a_session_forms_no_session_under_it() -> None:
+    with Rig().connect() as rig:
+        request = rig.receiver.open_request(5, [1, 2, 3])
+        rig.until(lambda: rig.leader.requests.get(5) is not None)
+        seen: list[bool] = []
+
+        def serve(_request: int, _reason: Reason) -> None:
+            stop = time.monotonic() + 0.5
+            while time.monotonic() < stop:
+                rig.serve()
+            seen.append(rig.leader.up)
+
+        rig.leader.on_reset(serve)
+        cut(rig)
+        rig.until(lambda: seen)
+        assert seen == [False]
+        rig.until(lambda: rig.receiver.up and rig.leader.up and rig.leader.requests.get(5) is not None)
+        rig.round(request).release()
