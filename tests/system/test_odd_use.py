@@ -222,3 +222,23 @@ def test_serving_from_a_callback_at_the_end_of_a_session_forms_no_session_under_
         assert seen == [False]
         rig.until(lambda: rig.receiver.up and rig.leader.up and rig.leader.requests.get(5) is not None)
         rig.round(request).release()
+
+
+# ---- one proposal a request -----------------------------------------------------------------------------------------
+
+
+def test_a_proposal_of_the_last_session_is_not_committed_under_the_next_one_in_flight() -> None:
+    with Rig().connect() as rig:
+        request = rig.receiver.open_request(5, [1, 2, 3])
+        old = rig.round(request)
+        cut(rig)
+        reconnect(rig)
+        rig.until(lambda: rig.leader.requests.get(5) is not None)
+        ticket = rig.receiver.enqueue(request)
+        with pytest.raises(LocalMisuse, match="in flight"):
+            old.commit(1, [*old.tokens[:1].tolist(), 7])
+        assert request.in_flight
+        old.release()
+        rig.draft(rig.next_step())
+        with rig.finish(ticket) as proposal:
+            assert proposal.first_position == request.anchor + 1
