@@ -1,3 +1,4 @@
+# cython: nonecheck=False
 """Frames to bytes and back: the 128-byte header of the data plane, its digest, and the digest seed of a payload.
 
 Between the sessions, which decide what a frame means, and the links, which move its bytes. Does no I/O, holds no session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from system_rig import Rig, eventually
 
-from pp1q_transport.control import ControlListener
 from pp1q_transport.client.target import Receiver
+from pp1q_transport.control import ControlListener
+from pp1q_transport.engine import INBOX_AT_MOST
 from pp1q_transport.errors import LocalMisuse, Reason
 from pp1q_transport.links.tcp_port import TcpDialer
 
@@ -242,3 +244,36 @@ def test_a_proposal_of_the_last_session_is_not_committed_under_the_next_one_in_f
         rig.draft(rig.next_step())
         with rig.finish(ticket) as proposal:
             assert proposal.first_position == request.anchor + 1
+
+
+# ---- bounds and forks -----------------------------------------------------------------------------------------------
+
+
+def test_messages_that_nobody_asks_for_are_bounded() -> None:
+    with Rig().connect() as rig:
+        for _ in range(40):
+            for _ in range(20):
+                rig.leader.send_message("report", {"x": "y"})
+            rig.receiver.engine._forming_ns = 0
+            rig.serve()
+        rig.until(lambda: rig.receiver.counters.get("control_dropped"))
+        assert len(rig.receiver.engine.inbox) == INBOX_AT_MOST
+        assert rig.receiver.up
+
+
+def test_a_forked_child_that_closes_leaves_the_parents_session_alone() -> None:
+    with Rig().connect() as rig:
+        request = rig.receiver.open_request(5, [1, 2, 3])
+        child = os.fork()
+        if child == 0:
+            rig.close()
+            os._exit(0)
+        stop = time.monotonic() + 10.0
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > stop:
+                os.kill(child, 9)
+                os.waitpid(child, 0)
+                raise AssertionError("the child hangs in close()")
+            time.sleep(0.01)
+        rig.round(request).release()
+        assert rig.receiver.counters.get("sessions") == 1
