@@ -22,6 +22,7 @@ DIRECTIVES = {
     "boundscheck": False,
     "wraparound": False,
     "initializedcheck": False,
+    "nonecheck": True,  # a None where an object belongs raises, as in Python, instead of reading beyond None's own memory
     "cdivision": True,
     "annotation_typing": False,  # types come from the .pxd alone; annotations are for mypy
     "binding": True,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CONTROL_EVERY_NS: Final = 20_000_000
 SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
+INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
 
 
 # What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
@@ -127,8 +128,10 @@ class Engine:
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._forming_ns = 0
+        self._settling = False  # the owner hears of a session's end: what it calls from there must not form the next one
         self._ending = False  # somebody wants to close: no further poll or wait begins
         self._inside = threading.RLock()
+        self._pid = os.getpid()
         self._wait_for_peer = config.wait_for_peer
         self._forming = Forming(
             config.hello,
@@ -161,7 +164,7 @@ class Engine:
             return self._poll()
 
     def _poll(self) -> int:
-        if self.closed:
+        if self.closed or self._settling:
             return 0
         now_ns = monotonic_ns()
         moved = 0
@@ -251,7 +254,11 @@ class Engine:
             if isinstance(event, Formed):
                 self._up(event.sock, event.agreement)
             elif isinstance(event, Said):
-                self.inbox.append((event.kind, event.body))
+                if len(self.inbox) < INBOX_AT_MOST:
+                    self.inbox.append((event.kind, event.body))
+                else:
+                    self.counters.add("control_dropped")
+                    self.counters.refuse(Reason.OVERLOAD)
             else:
                 self._pump_rest()
                 self._down(Reason.PEER_LOST, goodbye=event.goodbye)
@@ -302,10 +309,14 @@ class Engine:
         log = self.log.info if goodbye else self.log.warning
         said = Reason.from_code(session.peer_status).value if session.peer_status else None
         log("session_down", reason=reason.value, goodbye=goodbye, peer_said=said, error_number=link.error_number)
-        self._on_down(reason)
-        self._report_news(session)
-        self.session = None
-        self._forming.back_off(monotonic_ns())
+        self._settling = True
+        try:
+            self._on_down(reason)
+            self._report_news(session)
+        finally:  # a callback of the owner's may raise: the next session is formed all the same
+            self._settling = False
+            self.session = None
+            self._forming.back_off(monotonic_ns())
         if not self._wait_for_peer:
             if not goodbye:
                 raise PeerFault(reason, "the link is gone")
@@ -340,6 +351,9 @@ class Engine:
     def close(self) -> None:
         """Orderly end: goodbye, link closed, ports released. Safe to repeat, and from another thread than the one that polls."""
         self._ending = True
+        if os.getpid() != self._pid:
+            self.phase = Phase.CLOSED  # a forked child: the link and ZeroMQ's sockets are the parent's, and stay as they are
+            return
         with self._inside:
             self._close()
 

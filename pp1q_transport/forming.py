@@ -140,6 +140,8 @@ class Forming:
             except PeerFault as fault:
                 self.counters.refuse(fault.reason)
                 self._log.warning("control_refused", reason=fault.reason.value, detail=fault.detail)
+                if self._port is None and not busy and message.get("kind") in ("hello_ack", "refuse"):
+                    self._failed(fault, now_ns)  # the answer that this attempt waited for: there will be no other
         if isinstance(self._control, ControlListener):
             for key, address in self._control.strangers().items():
                 self._log.warning("key_refused", reason=Reason.AUTH_FAILED.value, public_key=key, address=address)

@@ -1,3 +1,4 @@
+# cython: nonecheck=False
 """Frames to bytes and back: the 128-byte header of the data plane, its digest, and the digest seed of a payload.
 
 Between the sessions, which decide what a frame means, and the links, which move its bytes. Does no I/O, holds no session
@@ -201,8 +202,10 @@ class Header:
     def decode(self, buf: ReadMemory, offset: int) -> int:
         """Reads 128 bytes at `offset`; returns 0 or the code of the `Reason` that makes the link unusable.
 
-        Checks magic, version, kind, digest, flags and reserved bits in this order. The caller guarantees the bytes exist.
+        Checks magic, version, kind, digest, flags and reserved bits in this order. `ValueError` when the bytes don't exist.
         """
+        if offset < 0 or offset + 128 > len(buf):
+            raise ValueError("no 128 bytes there to decode a header from")
         if (
             buf[offset] != 0x50
             or buf[offset + 1] != 0x50
@@ -326,7 +329,9 @@ class Header:
         self.draw_counter = a0 >> 32
 
     def encode(self, buf: Memory, offset: int) -> None:
-        """Writes 128 bytes at `offset`, the header digest included. The caller guarantees room."""
+        """Writes 128 bytes at `offset`, the header digest included. `ValueError` when there is no room."""
+        if offset < 0 or offset + 128 > len(buf):
+            raise ValueError("no room for the 128 bytes of a header")
         buf[offset] = 0x50
         buf[offset + 1] = 0x50
         buf[offset + 2] = 0x31
@@ -445,6 +450,8 @@ def _pair(low: int, high: int) -> int:
 def put_digest_entry(buf: Memory, index: int, position: int, size: int, digest: int) -> None:
     """Writes entry `index` (16 bytes: position u32, size u32, payload digest u64) of what COMPLETION's digest covers."""
     offset = index * 16
+    if index < 0 or offset + 16 > len(buf):
+        raise ValueError("no room for a digest entry")
     _put32(buf, offset, position)
     _put32(buf, offset + 4, size)
     _put64(buf, offset + 8, digest)

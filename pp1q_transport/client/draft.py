@@ -129,13 +129,13 @@ class Leader(Endpoint):
         session = self.session
         assert session is not None
         self._steps.clear()
-        self._dispatch(session)
         live = list(self.requests.requests)
-        session.lost()
+        session.lost()  # first, since a callback may raise
+        self.session = None
+        self._dispatch(session)
         for request in live:
             for callback in self._on_reset:
                 callback(request, reason)
-        self.session = None
 
     def on_open(self, callback: Callable[[int, list[int]], None]) -> None:
         """Calls `callback(request, tokens)` for each OPEN: all committed tokens so far. Again after a reconnect."""
@@ -196,8 +196,8 @@ class Leader(Endpoint):
             self._dispatch(session)
 
     def _dispatch(self, session: LeaderSession) -> None:
-        events, session.events = session.events, []
-        for kind, request, detail in events:
+        while session.events:  # one by one: what is behind a callback that raises stays for the next look
+            kind, request, detail = session.events.pop(0)
             if kind == "open":
                 for opened in self._on_open:
                     opened(request, list(detail))  # type: ignore[call-overload]

@@ -96,10 +96,11 @@ class Proposal:
         unless the text ended before it). Releases.
 
         Raises `LocalMisuse`, and commits nothing, when that can't be: wrong tokens, or a proposal that is released or
-        whose request was closed or went on without it.
+        whose request was closed, went on without it or has the next one in flight (after a reconnect).
         """
         self._check_held()
         committed = self._receiver.check_tokens(self._request, tokens)
+        self._receiver.check_idle(self._request)
         if self._request.anchor + 1 != self.first_position:
             raise LocalMisuse(f"this proposal starts at position {self.first_position}, its request went on meanwhile")
         if not 0 <= accepted <= self.depth or not max(1, accepted) <= len(committed) <= accepted + 1:
@@ -414,10 +415,14 @@ class Receiver(Endpoint):
         """Commits what the target sampled by itself after a discard. A proposal still in flight is `LocalMisuse`: it would
         be verified against a prefix it was not drafted for."""
         fresh = self.check_tokens(request, tokens)
+        self.check_idle(request)
+        self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
+
+    def check_idle(self, request: Request) -> None:
+        """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
         for slot in self._table.slots if self._table is not None else ():
             if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
                 raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
-        self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
 
     def close(self) -> None:
         """See `Endpoint.close`. The slot memory goes too, unless a proposal is still held: then with its last view."""

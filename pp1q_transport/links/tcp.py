@@ -157,7 +157,10 @@ class TcpLink:
     def describe(self) -> dict[str, object]:
         """See `Link.describe`."""
         local = self.sock.getsockname()
-        peer = self.sock.getpeername()
+        try:
+            peer = self.sock.getpeername()
+        except OSError:  # reset already, between its proof and now: the next pump says so
+            peer = ("gone", 0)
         return {
             "link": "tcp",
             "local": f"{local[0]}:{local[1]}",

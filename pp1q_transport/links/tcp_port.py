@@ -10,7 +10,7 @@ import errno
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from ..errors import ConfigError, PeerFault, Reason
 from ..session.negotiate import LINK_PROOF_TIMEOUT_NS
@@ -166,7 +166,10 @@ class TcpDialer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         _prepare(self._sock)
-        code = self._sock.connect_ex((host, port))
+        try:
+            code = self._sock.connect_ex((host, port))
+        except (OSError, TypeError, UnicodeError) as error:  # no such name, or none that could be one
+            self._fail(Reason.LINK_ERROR, f"can't connect to {agreement.data}: {error}")
         if code not in (0, errno.EINPROGRESS):
             self._fail(Reason.LINK_ERROR, os.strerror(code))
 
@@ -201,12 +204,16 @@ class TcpDialer:
         if code:
             self._fail(Reason.LINK_ERROR, f"can't connect to {self._agreement.data}: {os.strerror(code)}")
         frame = proof_frame(self._agreement)
-        if self._sock.send(frame) != len(frame):
+        try:
+            sent = self._sock.send(frame)
+        except OSError as error:
+            self._fail(Reason.LINK_ERROR, f"the link took no proof: {error.strerror}")
+        if sent != len(frame):
             self._fail(Reason.LINK_ERROR, "the link took no proof")
         self._sent = True
         return True
 
-    def _fail(self, reason: Reason, detail: str) -> None:
+    def _fail(self, reason: Reason, detail: str) -> NoReturn:
         self._sock.close()
         raise PeerFault(reason, detail)
 
@@ -219,6 +226,6 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """("host", port) of "tcp://host:port"; raises `PeerFault(malformed)`."""
     address = endpoint.removeprefix("tcp://")
     host, colon, port = address.rpartition(":")
-    if not endpoint.startswith("tcp://") or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    if not endpoint.startswith("tcp://") or not colon or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise PeerFault(Reason.MALFORMED, f"{endpoint!r} is no tcp://host:port")
     return host.strip("[]"), int(port)

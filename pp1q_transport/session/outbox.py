@@ -118,6 +118,8 @@ class Outbox:
 
     def sent(self, count: int) -> None:
         """`count` bytes of the front piece (its head first, then its payload) are with the kernel."""
+        if self.first >= len(self.pieces):
+            raise IndexError("nothing is being sent")
         piece = self.pieces[self.first]
         piece.started = True
         taken = min(count, piece.head_length)

@@ -23,6 +23,8 @@ class Watchdog:
 
     def arm(self, slot: int, deadline_ns: int) -> None:
         """Sets the slot's deadline, replacing an earlier one."""
+        if not 0 <= slot < self.count:
+            raise IndexError(f"no slot {slot}")
         self.deadlines[slot] = deadline_ns
         self._refresh()
 
