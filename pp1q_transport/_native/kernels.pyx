@@ -1,3 +1,4 @@
+# cython: nonecheck=False
 """Bindings of the C kernels: between typed buffers of any module and bare pointers.
 
 Every (buffer, offset, length) is checked here, before memory is touched (`ValueError`); values are judged in C and

@@ -1,3 +1,4 @@
+# cython: nonecheck=False
 """Sockets straight into and out of slots: between the tcp link's inner loop and the kernel.
 
 Knows no frames and no sessions, never blocks outside `wait_io`, never raises for what the network did (that is -errno)
