@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CONTROL_EVERY_NS: Final = 20_000_000
 SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
+PUMPS_AFTER_THE_END: Final = 256
 INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
 
 
@@ -264,16 +265,24 @@ class Engine:
                 self._down(Reason.PEER_LOST, goodbye=event.goodbye)
 
     def _pump_rest(self) -> None:
-        """Takes in what the peer sent before it left."""
-        while self.link is not None and self._pump(monotonic_ns()) > 0:
-            pass
+        """Takes in what the peer sent before it left: all of it, or as much as an honest one can have on the way."""
+        for _ in range(PUMPS_AFTER_THE_END):
+            if self.link is None or self._pump(monotonic_ns()) <= 0:
+                return
 
     # ---- sessions -----------------------------------------------------------------------------------------------
 
     def _up(self, sock: socket.socket, agreement: Agreement) -> None:
         self.agreement = agreement
         terms = terms_of(agreement)
-        self.session = self._make_session(terms)
+        try:
+            self.session = self._make_session(terms)
+        except PeerFault as fault:  # a session of other sizes, while slots of the last one are still read
+            sock.close()
+            self.counters.refuse(fault.reason)
+            self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
+            self._forming.back_off(monotonic_ns())
+            return
         outbox = self.session.outbox
         if self.config.wrap_outbox is not None:
             self._filter = self.config.wrap_outbox(outbox)

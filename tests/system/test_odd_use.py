@@ -7,16 +7,18 @@ import socket
 import struct
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from system_rig import Rig, eventually
+from system_rig import ANYWHERE, PROMPT, SMALL, Rig, draft, eventually
 
-from pp1q_transport.client.target import Receiver
+from pp1q_transport.client import Leader, Receiver, Role, Step, configure
 from pp1q_transport.control import ControlListener
 from pp1q_transport.engine import INBOX_AT_MOST
 from pp1q_transport.errors import LocalMisuse, Reason
 from pp1q_transport.links.tcp_port import TcpDialer
+from pp1q_transport.toy.models import ToyModels
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -277,3 +279,40 @@ def test_a_forked_child_that_closes_leaves_the_parents_session_alone() -> None:
             time.sleep(0.01)
         rig.round(request).release()
         assert rig.receiver.counters.get("sessions") == 1
+
+
+# ---- sizes that change between sessions -----------------------------------------------------------------------------
+
+
+def test_a_session_of_other_sizes_waits_for_the_slots_that_are_still_read() -> None:
+    """A proposal is held across a loss; a leader of another depth must not have its memory, nor may it break `poll`."""
+    models = ToyModels.of(7, SMALL["vocab_size"])
+    config = replace(configure(Role.RECEIVER, listen=ANYWHERE, **SMALL), takes_options=True)
+    with Receiver(config) as receiver:
+        with Leader(configure(Role.LEADER, connect=receiver.endpoint, **SMALL)) as first:
+
+            def both(leader: Leader = first) -> None:
+                leader.poll()
+                receiver.poll()
+
+            eventually(lambda: first.up and receiver.up, both)
+            request = receiver.open_request(1, PROMPT)
+            ticket = receiver.enqueue(request)
+            steps: list[Step] = []
+            eventually(lambda: steps, lambda: (both(), steps.extend(filter(None, [first.next_step(0)]))))
+            draft(models, steps[0])
+            eventually(lambda: ticket.settled, both)
+            proposal = ticket.wait()
+            before = proposal.q(0).values.copy()
+        eventually(lambda: not receiver.up, receiver.poll)
+        with Leader(configure(Role.LEADER, connect=receiver.endpoint, **(SMALL | {"depth": 2}))) as second:
+
+            def others() -> None:
+                second.poll()
+                receiver.poll()
+
+            eventually(lambda: receiver.counters.of(Reason.LIMITS_MISMATCH) >= 1, others)
+            assert not receiver.up
+            assert (proposal.q(0).values == before).all()
+            proposal.release()
+            eventually(lambda: second.up and receiver.up, others)
