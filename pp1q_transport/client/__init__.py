@@ -11,7 +11,8 @@ from ..engine import EngineConfig, Idle, new_boot_nonce
 from ..errors import ConfigError
 from ..session.negotiate import Role, make_hello
 from .draft import Leader, Step
-from .target import Proposal, Q, Receiver, Ticket
+from .proposal import Proposal, Q, Ticket
+from .target import Receiver
 
 if TYPE_CHECKING:
     from ..keys import KeyConfig

@@ -1,17 +1,12 @@
-"""The target side: steps, ready proposals as read-only views, commits and releases.
+"""The embedded target side: the engine runs inside these calls, in the caller's own thread.
 
-Between a target model's loop and the engine, which runs inside these calls and never in a thread of its own: a process that
-computes for long between calls answers late, but nothing is lost by that. Owns the slot memory. SPEC sections 4 and 9.
+Between a target model's loop and the engine: a process that computes for long between calls answers late, but nothing is lost by
+that. Owns the slot memory. SPEC sections 4 and 9.
 """
 
 from __future__ import annotations
 
-import os
-from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from .. import wire
 from .._native import kernels
@@ -19,118 +14,35 @@ from ..engine import Engine, EngineConfig
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..session import slots as st
 from ..session.receiver import ReceiverSession
-from ..session.requests import Request, RequestTable
 from ..session.slots import Slot, SlotTable
 from ..staging import Region, SlotViews
 from .endpoint import Endpoint, same_slots
+from .proposal import Proposal, ProposalFacts, Q
+from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable
 
-    import numpy.typing as npt
-
+    from ..session.requests import Request
     from ..session.terms import SessionTerms
 
-DEFAULT_BUDGET_US: Final = 1_000_000
-TEMPERATURE_MOST: Final = 1e6
 OPENS_QUEUED_BYTES: Final = 1 << 16  # past this the link must take some before another OPEN is queued
 OPEN_WAIT_NS: Final = 1_000_000_000
 _DENSE_POLICY: Final = 0
-_U64_MAX: Final = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Q:
-    """The q one token was drawn from, as read-only views of the slot (no copy; valid until the proposal is released).
+class SlotTicket:
+    """A STEP under way in this process's own session (see `proposal.Ticket`)."""
 
-    Dense: `values` float32 [V], `ids` None. Sparse: `ids` int32 [n] ascending, `values` float32 [n]; q is 0 elsewhere.
-    """
-
-    values: npt.NDArray[np.float32]
-    ids: npt.NDArray[np.int32] | None
-
-    def of(self, token: int) -> float:
-        """q(token)."""
-        if self.ids is None:
-            return float(self.values[token])
-        at = int(np.searchsorted(self.ids, token))
-        return float(self.values[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
-
-
-class Proposal:
-    """A ready proposal: tokens and the q of each, read-only views of the slot. Release it (or leave its `with` block)."""
-
-    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int) -> None:
-        self._receiver = receiver
-        self._request = request
-        self._slot = slot
-        self.key = (session, slot.index, slot.generation)
-        self.slot = slot.index
-        self.slot_generation = slot.generation
-        self.generation = slot.request_generation
-        self.round = slot.round
-        self.first_position = slot.anchor + 1
-        self.depth = slot.depth
-        self.sparse = slot.representation == wire.SPARSE
-        self.latency_ns = slot.ready_ns - slot.enqueued_ns
-        self.tokens: npt.NDArray[np.int32] = receiver.views.tokens(slot.index, slot.depth)
-        self._entries = receiver.views.entries(slot.index, slot.depth)
-
-    def q(self, index: int) -> Q:
-        """The q of the proposal's token `index` (0 is the first drafted)."""
-        self._check_held()
-        if not 0 <= index < self.depth:
-            raise LocalMisuse(f"index {index} is outside 0..{self.depth - 1}")
-        views = self._receiver.views
-        if self.sparse:
-            ids, values = views.sparse(self.slot, index, int(self._entries[index]))
-            return Q(values, ids)
-        return Q(views.dense(self.slot, index), None)
-
-    def _check_held(self) -> None:
-        if self._slot.generation != self.slot_generation or not self._slot.consumers:
-            raise LocalMisuse("this proposal is released already")
-
-    def commit(self, accepted: int, tokens: Iterable[int]) -> None:
-        """Commits what verification gave: `accepted` drafts, and all tokens (the drafts, then the correction or bonus
-        unless the text ended before it). Releases.
-
-        Raises `LocalMisuse`, and commits nothing, when that can't be: wrong tokens, or a proposal that is released or
-        whose request was closed, went on without it or has the next one in flight (after a reconnect).
-        """
-        self._check_held()
-        committed = self._receiver.check_tokens(self._request, tokens)
-        self._receiver.check_idle(self._request)
-        if self._request.anchor + 1 != self.first_position:
-            raise LocalMisuse(f"this proposal starts at position {self.first_position}, its request went on meanwhile")
-        if not 0 <= accepted <= self.depth or not max(1, accepted) <= len(committed) <= accepted + 1:
-            raise LocalMisuse(f"{accepted} accepted drafts commit themselves and at most one more, not {len(committed)} tokens")
-        if committed[:accepted].tolist() != self.tokens[:accepted].tolist():
-            raise LocalMisuse("the accepted drafts are not the proposal's tokens")
-        self.release()
-        self._receiver.commit(self._request, self.round, wire.VERIFIED, accepted, committed)
-
-    def release(self) -> None:
-        """Gives the slot back. Idempotent."""
-        self._receiver.release(self._slot, self.slot_generation)
-
-    def __enter__(self) -> Proposal:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-
-class Ticket:
-    """A STEP under way. `wait` gives the proposal or raises `ProposalDiscarded`."""
-
-    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int) -> None:
+    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int, trace_id: int = 0) -> None:
         self._receiver = receiver
         self._request = request
         self._slot = slot
         self._session = session
         self._generation = slot.generation
         self._reason = 0
+        self._trace_id = trace_id
         self.round = slot.round
         self.slot = slot.index
         self.key = (session, slot.index, slot.generation)
@@ -149,9 +61,24 @@ class Ticket:
                 break
             self._receiver.serve(slot.deadline_ns)
         if slot.generation == self._generation and slot.state == st.READY:
-            return Proposal(self._receiver, self._request, slot, self._session)
+            return Proposal(self._receiver, self._request, self._facts())
         reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
         raise ProposalDiscarded(reason, self._request.request, self.round)
+
+    def _facts(self) -> ProposalFacts:
+        slot = self._slot
+        return ProposalFacts(
+            session=self._session,
+            slot=slot.index,
+            slot_generation=slot.generation,
+            request_generation=slot.request_generation,
+            round=slot.round,
+            anchor=slot.anchor,
+            depth=slot.depth,
+            representation=slot.representation,
+            latency_ns=slot.ready_ns - slot.enqueued_ns,
+            trace_id=self._trace_id,
+        )
 
     def settle(self, slot: Slot) -> None:
         """Keeps the outcome: the slot may be another proposal's before `wait` is called."""
@@ -159,19 +86,19 @@ class Ticket:
             self._reason = slot.reason
 
 
-class Receiver(Endpoint):
+class Receiver(Endpoint, TargetSide):
     """The target side of a session (rank 0 of a group of one)."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.requests = RequestTable()
+        TargetSide.__init__(self)
         self.session: ReceiverSession | None = None
         self._table: SlotTable | None = None
         self._region: Region | None = None
         self._views: SlotViews | None = None
-        self._tickets: dict[int, Ticket] = {}  # by slot: the latest of each
+        self._tickets: dict[int, SlotTicket] = {}  # by slot: the latest of each
         self.ready = 0
         self.bytes_ready = 0
-        super().__init__(Engine(config, self._make_session, self._on_up, self._on_down))
+        Endpoint.__init__(self, Engine(config, self._make_session, self._on_up, self._on_down))
 
     @property
     def views(self) -> SlotViews:
@@ -229,77 +156,21 @@ class Receiver(Endpoint):
             request.discard()
         self.session = None
 
-    def open_request(
-        self,
-        request: int,
-        tokens: Iterable[int],
-        seed: int | None = None,
-        max_position: int = wire.U32_MAX,
-        generation: int = 0,
-    ) -> Request:
-        """Opens a request with its committed tokens (prompt included). `seed`: u64, from the OS when None.
-
-        `generation` continues a request of an earlier life of this process: more than any it had, so that no proposal
-        noise can be drawn twice (SPEC sections 2 and 5).
-        """
-        if seed is None:
-            seed = int.from_bytes(os.urandom(8), "little")
-        if not 0 <= request <= _U64_MAX or not 0 <= seed <= _U64_MAX:
-            raise LocalMisuse("request ID and seed must be u64")
-        if not 0 <= max_position <= wire.U32_MAX or not 0 <= generation <= wire.U32_MAX:
-            raise LocalMisuse("max_position and generation must be u32")
-        generation = max(generation, self.requests.fresh_generation(request))
-        opened = Request(request, seed, self._int32(tokens), max_position, generation)
-        self._check_room(opened, 0)
-        self.requests.add(opened)
+    def announce(self, request: Request) -> None:
+        """See `TargetSide.announce`."""
         if self.session is not None:
-            self._send_open(self.session, opened)
-        return opened
+            self._send_open(self.session, request)
 
-    def _terms_of(self, name: str) -> int:
+    def limit(self, name: str) -> int:
         """A number of the session's terms, or of our own HELLO while there is none."""
         source = self.engine.config.hello if self.session is None else self.session.terms
         return int(getattr(source, name))
 
-    def _int32(self, tokens: Iterable[int]) -> array[int]:
-        try:
-            fresh = array("i", tokens)
-        except (OverflowError, TypeError) as error:
-            raise LocalMisuse(f"tokens must be int32: {error}") from error
-        vocab_size = self._terms_of("vocab_size")
-        if fresh and not 0 <= min(fresh) <= max(fresh) < vocab_size:
-            raise LocalMisuse(f"tokens must be within the vocabulary of {vocab_size}")
-        return fresh
-
-    def check_tokens(self, request: Request, tokens: Iterable[int]) -> array[int]:
-        """The tokens of a commit as int32, if they can be committed: raises `LocalMisuse` otherwise."""
-        self._check_open(request)
-        fresh = self._int32(tokens)
-        if not fresh:
-            raise LocalMisuse("a commit needs at least one token")
-        self._check_room(request, len(fresh))
-        return fresh
-
-    def _check_room(self, request: Request, more: int) -> None:
-        """Raises `LocalMisuse` when `more` tokens would not fit: with a session or without, since the next OPEN carries them."""
-        total, most = len(request.tokens) + more, self._terms_of("max_context_tokens")
-        if total > most:
-            raise LocalMisuse(f"{total} tokens exceed max_context_tokens {most}")
-        if total - 1 > request.max_position:
-            raise LocalMisuse(f"position {total - 1} is beyond the request's last, {request.max_position}")
-
-    def _check_open(self, request: Request) -> None:
-        if self.requests.get(request.request) is not request:
-            raise LocalMisuse(f"request {request.request} is not open")
-
-    def close_request(self, request: Request) -> None:
-        """Ends a request; a proposal under way is cancelled. Safe to repeat."""
-        if self.requests.get(request.request) is not request:
-            return
+    def retire(self, request: Request) -> None:
+        """See `TargetSide.retire`."""
         if self.session is not None:
             self.session.close(request)
             self._settle()
-        self.requests.remove(request.request)
 
     def enqueue(
         self,
@@ -311,7 +182,7 @@ class Receiver(Endpoint):
         budget_us: int = DEFAULT_BUDGET_US,
         target_context: int = 0,
         trace_id: int = 0,
-    ) -> Ticket:
+    ) -> SlotTicket:
         """Queues a STEP and returns at once. `support` None asks for dense q, k for the top-k.
 
         Raises `ProposalDiscarded(peer_lost)` when no session runs, `LocalMisuse` when no slot is free or the session's
@@ -323,11 +194,9 @@ class Receiver(Endpoint):
         session = self.session
         if session is None:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
-        _check_step(session.terms, depth, temperature, support)
-        if not 1 <= budget_us <= wire.U32_MAX:
-            raise LocalMisuse(f"budget_us {budget_us} is outside 1..{wire.U32_MAX}")
-        if not 0 <= target_context <= _U64_MAX or not 0 <= trace_id <= _U64_MAX:
-            raise LocalMisuse("target_context and trace_id must be u64")
+        terms = session.terms
+        check_step(self, terms.dense, terms.sparse, depth, temperature, support)
+        check_numbers(budget_us, target_context, trace_id)
         representation = wire.DENSE if support is None else wire.SPARSE
         try:
             slot = session.step(
@@ -346,14 +215,10 @@ class Receiver(Endpoint):
             raise ProposalDiscarded(fault.reason, request.request, request.round) from fault
         if slot is None:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
-        ticket = self._tickets[slot.index] = Ticket(self, request, slot, session.terms.session)
+        ticket = self._tickets[slot.index] = SlotTicket(self, request, slot, session.terms.session, trace_id)
         self.engine.flush()
         self._settle()
         return ticket
-
-    def step(self, request: Request, **options: object) -> Proposal:
-        """`enqueue` and `wait` in one; the same options."""
-        return self.enqueue(request, **options).wait()  # type: ignore[arg-type]
 
     def serve(self, until_ns: int) -> None:
         """One pass of the engine, idling until `until_ns` at most (monotonic ns)."""
@@ -400,6 +265,23 @@ class Receiver(Endpoint):
         if self._table is not None:
             self._table.release(slot, generation, 0, 0)
 
+    def holds(self, facts: ProposalFacts) -> bool:
+        """See `ProposalHolder.holds`."""
+        if self._table is None or facts.slot >= self._table.count:  # slots of another session's size by now
+            return False
+        slot = self._table.slots[facts.slot]
+        return slot.generation == facts.slot_generation and bool(slot.consumers)
+
+    def let_go(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.let_go`."""
+        if self._table is not None and facts.slot < self._table.count:
+            self.release(self._table.slots[facts.slot], facts.slot_generation)
+
+    def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
+        """See `ProposalHolder.commit_verified`."""
+        self.let_go(facts)
+        self.commit(request, facts.round, wire.VERIFIED, accepted, tokens)
+
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens; without a session they are kept and travel with the next OPEN."""
         if self.session is None:
@@ -410,13 +292,6 @@ class Receiver(Endpoint):
             self.session.commit(request, round, source, accepted, tokens)
         except PeerFault as fault:  # the tokens are committed here, and travel with the next session's OPEN
             self.engine.fail(fault.reason)
-
-    def commit_target_only(self, request: Request, round: int, tokens: Iterable[int]) -> None:
-        """Commits what the target sampled by itself after a discard. A proposal still in flight is `LocalMisuse`: it would
-        be verified against a prefix it was not drafted for."""
-        fresh = self.check_tokens(request, tokens)
-        self.check_idle(request)
-        self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
 
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
@@ -444,13 +319,4 @@ class Receiver(Endpoint):
         }
 
 
-def _check_step(terms: SessionTerms, depth: int | None, temperature: float, support: int | None) -> None:
-    """Raises `LocalMisuse` for what the leader would have to refuse."""
-    if depth is not None and not 1 <= depth <= terms.depth:
-        raise LocalMisuse(f"depth {depth} is outside 1..{terms.depth}")
-    if not 0.0 <= temperature <= TEMPERATURE_MOST:
-        raise LocalMisuse(f"temperature {temperature} is outside 0..{TEMPERATURE_MOST:g}")
-    if not (terms.dense if support is None else terms.sparse):
-        raise LocalMisuse(f"{'dense' if support is None else 'sparse'} q was not negotiated")
-    if support is not None and not 1 <= support <= terms.support:
-        raise LocalMisuse(f"support {support} is outside 1..{terms.support}")
+__all__ = ["DEFAULT_BUDGET_US", "Proposal", "Q", "Receiver", "SlotTicket"]
