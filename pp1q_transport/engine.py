@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ._native.kernels import monotonic_ns
+from ._native.net import POLLIN
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
 from .forming import Formed, Forming, Said
@@ -25,7 +26,7 @@ from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Set
 
     from .keys import KeyConfig
     from .session.hello import Hello
@@ -79,6 +80,7 @@ class EngineConfig:
     takes_options: bool = False  # a listener that adopts the proposer's sizes within its own maxima
     wait_for_peer: bool = True  # after a loss: wait for a new session, or raise `PeerFault`
     backoff_seed: int | None = None
+    stubborn: bool = False  # a daemon: what trying again at once can't mend is logged and tried again much later, never raised
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
 
     def __post_init__(self) -> None:
@@ -143,6 +145,7 @@ class Engine:
             config.takes_options,
             config.wait_for_peer,
             config.backoff_seed,
+            config.stubborn,
         )
 
     @property
@@ -206,6 +209,19 @@ class Engine:
             return
         if moved < 0:
             self._down(Reason.from_code(-moved))
+
+    def watch(self) -> list[tuple[int, int]]:
+        """What an owner that waits for several things at once must watch: (descriptor, poll events). Ask again before each
+        sleep, and call `woke` after it."""
+        watched = [(fd, POLLIN) for fd in self._forming.descriptors()]
+        if self.link is not None:
+            watched.extend(self.link.watch())
+        return watched
+
+    def woke(self, ready: Set[int]) -> None:
+        """The owner's sleep is over, by these descriptors: what the control plane has is looked at in the next `poll`."""
+        if self.link is None or not ready.isdisjoint(self._forming.descriptors()):
+            self._forming_ns = 0
 
     def flush(self) -> None:
         """Sends what is queued, as far as the kernel takes it now."""
@@ -387,19 +403,28 @@ def terms_of(agreement: Agreement) -> SessionTerms:
     """The numbers of an agreement that both session machines run by."""
     ours, theirs = agreement.ours, agreement.theirs
     leader, receiver = (ours, theirs) if ours.role is Role.LEADER else (theirs, ours)
+    return _terms(ours, agreement.session, leader.boot_nonce, receiver.boot_nonce)
+
+
+def terms_ahead(hello: Hello) -> SessionTerms:
+    """The terms of the sessions that a HELLO can form, for its sizes alone: no session, no nonces."""
+    return _terms(hello, 0, 0, 0)
+
+
+def _terms(hello: Hello, session: int, leader_nonce: int, receiver_nonce: int) -> SessionTerms:
     return SessionTerms(
-        session=agreement.session,
-        leader_nonce=leader.boot_nonce,
-        receiver_nonce=receiver.boot_nonce,
-        vocab_size=ours.vocab_size,
-        depth=ours.depth,
-        support=ours.support,
-        max_slots=ours.max_slots,
-        dense="dense" in ours.representations,
-        sparse="sparse" in ours.representations,
-        draw_proof=ours.draw_proof,
-        max_context_tokens=ours.max_context_tokens,
+        session=session,
+        leader_nonce=leader_nonce,
+        receiver_nonce=receiver_nonce,
+        vocab_size=hello.vocab_size,
+        depth=hello.depth,
+        support=hello.support,
+        max_slots=hello.max_slots,
+        dense="dense" in hello.representations,
+        sparse="sparse" in hello.representations,
+        draw_proof=hello.draw_proof,
+        max_context_tokens=hello.max_context_tokens,
     )
 
 
-__all__ = ["Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_of"]
+__all__ = ["Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_ahead", "terms_of"]

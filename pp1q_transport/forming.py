@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 BACKOFF_FIRST_NS: Final = 20_000_000
 BACKOFF_MOST_NS: Final = 1_000_000_000
+REFUSED_AGAIN_NS: Final = 30_000_000_000  # a peer that refused for what it is may have been set right by then
 PENDING_AT_MOST: Final = 16
 
 
@@ -80,6 +81,7 @@ class Forming:
         takes_options: bool,
         persistent: bool,
         backoff_seed: int | None,
+        stubborn: bool = False,
     ) -> None:
         if (listen is None) == (connect is None):
             raise ConfigError("give exactly one of listen and connect")
@@ -88,6 +90,7 @@ class Forming:
         self._keys = keys
         self._connect_to = connect
         self._persistent = persistent
+        self._stubborn = stubborn
         self._log = logger(role=hello.role.value)
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
         self._peer: bytes = b""
@@ -161,6 +164,15 @@ class Forming:
         elif self._port is not None:
             other = self._port.fileno()
         wait_io(self._control.fileno(), POLLIN, other, POLLIN, timeout_ns)
+
+    def descriptors(self) -> list[int]:
+        """The file descriptors of the control plane and of a forming link: readable when `poll` has something to do."""
+        waiting = [self._control.fileno()]
+        if self._dialer is not None:
+            waiting.append(self._dialer.fileno())
+        if self._port is not None:
+            waiting.append(self._port.fileno())
+        return waiting
 
     def say(self, kind: str, body: Mapping[str, object]) -> None:
         """Sends a "report" or "options" message to the session's peer."""
@@ -254,6 +266,10 @@ class Forming:
             self.back_off(now_ns)
             return
         self._control.send(peer, refuse_message(refusal))
+        if self._stubborn:
+            self._log.error("refused", reason=refusal.reason.value, detail=refusal.detail, again_s=REFUSED_AGAIN_NS // 10**9)
+            self._retry_ns = now_ns + int(REFUSED_AGAIN_NS * self._random.uniform(0.5, 1.5))
+            return
         raise refusal
 
     # ---- the listener's links -----------------------------------------------------------------------------------
@@ -309,7 +325,7 @@ class Forming:
         log = self._log.debug if fault.reason is self._complained else self._log.warning
         log("no_session", reason=fault.reason.value, detail=fault.detail, endpoint=self.endpoint)
         self._complained = fault.reason
-        if not self._persistent or fault.reason is Reason.AUTH_FAILED:
+        if not self._persistent or (fault.reason is Reason.AUTH_FAILED and not self._stubborn):
             raise fault
         self._control.close()
         self._control = self._dial_control()

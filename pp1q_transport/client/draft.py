@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ..engine import Engine, EngineConfig, Phase
+from ..errors import LocalMisuse
 from ..session.leader import Grant, LeaderSession
 from ..session.requests import RequestTable
 from ..staging import Region, SlotViews
@@ -33,7 +34,15 @@ class Leader(Endpoint, DraftSide):
         DraftSide.__init__(self)
         Endpoint.__init__(self, Engine(config, self._make_session, self._on_up, self._on_down))
 
-    def _make_session(self, terms: SessionTerms) -> LeaderSession:
+    @property
+    def region(self) -> Region:
+        """The staging memory; there is none before the first session (or `prepare`) and after `close`."""
+        if self._region is None:
+            raise LocalMisuse("no staging memory: no session was formed yet, or this leader is closed")
+        return self._region
+
+    def prepare(self, terms: SessionTerms) -> None:
+        """Gets the staging memory for sessions of these terms."""
         geometry = terms.geometry()
         views = self._staging.views if self._staging is not None else None
         if self._region is None or not same_slots(views, geometry, terms.vocab_size):
@@ -42,6 +51,9 @@ class Leader(Endpoint, DraftSide):
             self._region = Region(geometry.total_bytes, "pp1q-staging")
             views = SlotViews(self._region, geometry, terms.vocab_size, writable=True)
             self._staging = Staging(self._region, views, terms.dense_row_bytes)
+
+    def _make_session(self, terms: SessionTerms) -> LeaderSession:
+        self.prepare(terms)
         self.session = LeaderSession(terms, self.requests, self.counters)
         return self.session
 
@@ -64,6 +76,17 @@ class Leader(Endpoint, DraftSide):
     def over(self) -> bool:
         """See `DraftSide.over`."""
         return self.engine.phase is Phase.CLOSED
+
+    def take_grants(self) -> list[Grant]:
+        """The STEPs that came since the last call and still live, for an owner that drafts elsewhere. Each is given once."""
+        self.collect()
+        fresh = []
+        while self._steps:
+            grant = self._steps.popleft()
+            if self.drafting(grant) and self._handed.get(grant.slot) != grant.generation:
+                self._handed[grant.slot] = grant.generation
+                fresh.append(grant)
+        return fresh
 
     def next_step(self, timeout_ns: int = 50_000_000) -> Step | None:
         """The next live STEP, waiting at most `timeout_ns`."""

@@ -58,6 +58,7 @@ class ProposalFacts:
     latency_ns: int
     epoch: int = 0
     trace_id: int = 0
+    life: int = 0  # of the daemon it came from, as its process counts them
 
 
 class ProposalHolder(Protocol):
@@ -67,8 +68,8 @@ class ProposalHolder(Protocol):
     def views(self) -> SlotViews:
         """Views of the slot memory."""
 
-    def holds(self, facts: ProposalFacts) -> bool:
-        """Whether the slot still holds this generation for its consumer."""
+    def check_held(self, facts: ProposalFacts) -> None:
+        """Raises `LocalMisuse` when the proposal is released, `ProposalDiscarded(peer_lost)` when its daemon or epoch is over."""
 
     def let_go(self, facts: ProposalFacts) -> None:
         """Gives the slot back; stale or repeated calls change nothing."""
@@ -132,8 +133,7 @@ class Proposal:
         return Q(views.dense(self.slot, index), None)
 
     def _check_held(self) -> None:
-        if not self._holder.holds(self.facts):
-            raise LocalMisuse("this proposal is released already")
+        self._holder.check_held(self.facts)
 
     def commit(self, accepted: int, tokens: Iterable[int]) -> None:
         """Commits what verification gave: `accepted` drafts, and all tokens (the drafts, then the correction or bonus

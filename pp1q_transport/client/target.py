@@ -37,7 +37,7 @@ class SlotTicket:
 
     def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int, trace_id: int = 0) -> None:
         self._receiver = receiver
-        self._request = request
+        self.request = request
         self._slot = slot
         self._session = session
         self._generation = slot.generation
@@ -60,13 +60,14 @@ class SlotTicket:
             if slot.generation != self._generation:
                 break
             self._receiver.serve(slot.deadline_ns)
-        if slot.generation == self._generation and slot.state == st.READY:
-            return Proposal(self._receiver, self._request, self._facts())
-        reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
-        raise ProposalDiscarded(reason, self._request.request, self.round)
+        return Proposal(self._receiver, self.request, self.facts())
 
-    def _facts(self) -> ProposalFacts:
+    def facts(self) -> ProposalFacts:
+        """What became of it, once settled: the facts of a ready proposal, or `ProposalDiscarded`."""
         slot = self._slot
+        if slot.generation != self._generation or slot.state != st.READY:
+            reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
+            raise ProposalDiscarded(reason, self.request.request, self.round)
         return ProposalFacts(
             session=self._session,
             slot=slot.index,
@@ -80,6 +81,10 @@ class SlotTicket:
             trace_id=self._trace_id,
         )
 
+    def tail_ns(self) -> int:
+        """From the last row's last byte to q-ready, in ns."""
+        return max(0, self._slot.ready_ns - self._slot.last_row_ns)
+
     def settle(self, slot: Slot) -> None:
         """Keeps the outcome: the slot may be another proposal's before `wait` is called."""
         if slot.generation == self._generation:
@@ -88,6 +93,8 @@ class SlotTicket:
 
 class Receiver(Endpoint, TargetSide):
     """The target side of a session (rank 0 of a group of one)."""
+
+    ticket_class: type[SlotTicket] = SlotTicket
 
     def __init__(self, config: EngineConfig) -> None:
         TargetSide.__init__(self)
@@ -107,7 +114,16 @@ class Receiver(Endpoint, TargetSide):
             raise LocalMisuse("no session was formed yet (call wait_for_peer), or this receiver is closed")
         return self._views
 
-    def _make_session(self, terms: SessionTerms) -> ReceiverSession:
+    @property
+    def region(self) -> Region:
+        """The slot memory; there is none before the first session (or `prepare`) and after `close`."""
+        if self._region is None:
+            raise LocalMisuse("no slot memory: no session was formed yet, or this receiver is closed")
+        return self._region
+
+    def prepare(self, terms: SessionTerms) -> None:
+        """Gets the slot memory for sessions of these terms. Raises `PeerFault(limits_mismatch)` while slots of other sizes
+        are still read."""
         geometry = terms.geometry()
         if self._table is None or self._region is None or not same_slots(self._views, geometry, terms.vocab_size):
             if self._table is not None and self._table.not_free():
@@ -118,7 +134,11 @@ class Receiver(Endpoint, TargetSide):
             self._table = SlotTable(geometry)
             self._views = SlotViews(self._region, geometry, terms.vocab_size)
             self.engine.log.info("slots", bytes=geometry.total_bytes, prefault_ms=round(self._region.prefault_ms, 2))
+
+    def _make_session(self, terms: SessionTerms) -> ReceiverSession:
+        self.prepare(terms)
         assert self._region is not None
+        assert self._table is not None
         self.session = ReceiverSession(terms, self._table, self._region.memory, self.requests, self.counters)
         return self.session
 
@@ -215,7 +235,7 @@ class Receiver(Endpoint, TargetSide):
             raise ProposalDiscarded(fault.reason, request.request, request.round) from fault
         if slot is None:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
-        ticket = self._tickets[slot.index] = SlotTicket(self, request, slot, session.terms.session, trace_id)
+        ticket = self._tickets[slot.index] = self.ticket_class(self, request, slot, session.terms.session, trace_id)
         self.engine.flush()
         self._settle()
         return ticket
@@ -265,12 +285,20 @@ class Receiver(Endpoint, TargetSide):
         if self._table is not None:
             self._table.release(slot, generation, 0, 0)
 
-    def holds(self, facts: ProposalFacts) -> bool:
-        """See `ProposalHolder.holds`."""
-        if self._table is None or facts.slot >= self._table.count:  # slots of another session's size by now
-            return False
-        slot = self._table.slots[facts.slot]
-        return slot.generation == facts.slot_generation and bool(slot.consumers)
+    def release_slot(self, index: int, generation: int) -> None:
+        """`release` by the slot's index; one that does not exist is `LocalMisuse`."""
+        if self._table is None or not 0 <= index < self._table.count:
+            raise LocalMisuse(f"no slot {index}")
+        self.release(self._table.slots[index], generation)
+
+    def check_held(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.check_held`."""
+        table = self._table
+        if table is not None and facts.slot < table.count:  # or slots of another session's size by now
+            slot = table.slots[facts.slot]
+            if slot.generation == facts.slot_generation and slot.consumers:
+                return
+        raise LocalMisuse("this proposal is released already")
 
     def let_go(self, facts: ProposalFacts) -> None:
         """See `ProposalHolder.let_go`."""
@@ -298,6 +326,17 @@ class Receiver(Endpoint, TargetSide):
         for slot in self._table.slots if self._table is not None else ():
             if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
                 raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
+
+    def release_all(self) -> int:
+        """The consumer is gone: gives back every slot it held (SPEC section 4, Release). Returns how many."""
+        held = [slot for slot in (self._table.slots if self._table is not None else ()) if slot.consumers and slot.decided]
+        for slot in held:
+            self.release(slot, slot.generation)
+        return len(held)
+
+    def slots_by_state(self) -> dict[str, int]:
+        """How many slots stand in each state, by name."""
+        return self._table.by_state() if self._table is not None else {}
 
     def close(self) -> None:
         """See `Endpoint.close`. The slot memory goes too, unless a proposal is still held: then with its last view."""

@@ -23,6 +23,9 @@ class Link(Protocol):
     def wait(self, timeout_ns: int, other_fd: int) -> None:
         """Sleeps until the link or `other_fd` can go on, or `timeout_ns` is over."""
 
+    def watch(self) -> list[tuple[int, int]]:
+        """Prepares for the owner's own sleep: (descriptor, poll events) of everything that may wake this link."""
+
     def fence(self, slot: int) -> bool:
         """After this, no byte can land in `slot`. True when a payload was landing there."""
 

@@ -150,6 +150,12 @@ class TcpLink:
         events = 1 if self.outbox.empty() else 5  # POLLIN, POLLIN | POLLOUT
         wait_io(self.fd, events, other_fd, 1, timeout_ns)
 
+    def watch(self) -> list[tuple[int, int]]:
+        """See `Link.watch`."""
+        if self._owed and self.outbox.empty():
+            self._acknowledge()
+        return [(self.fd, 1 if self.outbox.empty() else 5)]
+
     def fence(self, slot: int) -> bool:
         """See `Link.fence`."""
         return self.assembler.landing.abandon(slot)

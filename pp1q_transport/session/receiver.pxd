@@ -44,7 +44,7 @@ cdef class ReceiverSession(SessionMachine):
     @cython.locals(kind=uint32_t)
     cpdef int finish(self, Header header, int64_t now_ns) except? -999
     @cython.locals(slot=Slot, at=Py_ssize_t, u24=uint32_t, code=int, seed=uint64_t, bit=uint64_t)
-    cdef _finish_row(self, Header header)
+    cdef _finish_row(self, Header header, int64_t now_ns)
     @cython.locals(slot=Slot, code=int)
     cdef _finish_proposal(self, Header header, int64_t now_ns)
     @cython.locals(full=uint64_t)

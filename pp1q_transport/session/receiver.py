@@ -389,14 +389,14 @@ class ReceiverSession(SessionMachine):
         """See `FrameSink.finish`."""
         kind = header.kind
         if kind == 4:
-            self._finish_row(header)
+            self._finish_row(header, now_ns)
             return 0
         if kind == 5:
             self._finish_proposal(header, now_ns)
             return 0
         return self._notice(header)
 
-    def _finish_row(self, header: Header) -> None:
+    def _finish_row(self, header: Header, now_ns: int) -> None:
         slot = self._slot
         if slot.state != 2 or slot.generation != header.slot_generation:
             self.counters.refuse(Reason.GENERATION_STALE)  # invalidated while it landed, and not fenced yet
@@ -431,6 +431,7 @@ class ReceiverSession(SessionMachine):
         wire.put_digest_entry(slot.digests, self._row, header.position, header.payload_length, header.payload_digest)
         bit = 1  # a 64-bit local in the compiled build: a C int would overflow at row 31
         slot.rows_done |= bit << self._row
+        slot.last_row_ns = now_ns
         slot.reply_bytes += header.payload_length
         self.rows += 1
 

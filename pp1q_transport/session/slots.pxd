@@ -30,7 +30,7 @@ cdef class Slot:
     cdef public uint64_t seed, context
     cdef public uint32_t representation, support
     cdef public uint64_t rows_done, reply_bytes
-    cdef public int64_t deadline_ns, enqueued_ns, ready_ns
+    cdef public int64_t deadline_ns, enqueued_ns, ready_ns, last_row_ns
     cdef public uint32_t consumers
     cdef public int reason
     cdef public bint decided

@@ -103,6 +103,7 @@ class Slot:
         self.deadline_ns: int = 0
         self.enqueued_ns: int = 0
         self.ready_ns: int = 0
+        self.last_row_ns: int = 0
         self.consumers: int = 0
         self.reason: int = 0
         self.decided: bool = False

@@ -1,0 +1,334 @@
+"""The target side beside a daemon: steps and commits as records, q read in place from the daemon's slots.
+
+Between a target model's loop and the channel of its receiver daemon. The slots are mapped read-only; no payload byte passes through
+here. This process's requests are the truth about committed tokens: a daemon that comes back hears them anew. SPEC 4 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from .. import wire
+from .._native.kernels import monotonic_ns
+from ..errors import LocalMisuse, ProposalDiscarded, Reason
+from ..local import messages as m
+from ..local.attach import ROLE_TARGET
+from ..session.slots import SlotGeometry
+from ..staging import SlotViews
+from .attached import AttachedSide
+from .proposal import Proposal, ProposalFacts
+from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ..local.attach import Attachment
+    from ..session.requests import Request
+
+GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
+_NONE: Final = (0, 0, 0)
+
+
+class RecordTicket:
+    """A STEP under way at the daemon (see `proposal.Ticket`)."""
+
+    def __init__(self, receiver: AttachedReceiver, request: Request, number: int, trace_id: int, budget_us: int) -> None:
+        self._receiver = receiver
+        self.request = request
+        self.number = number
+        self.trace_id = trace_id
+        self.round = request.round
+        self.enqueued_ns = monotonic_ns()
+        self.deadline_ns = self.enqueued_ns + budget_us * 1000 + GRACE_NS
+        self.ready_ns = 0
+        self.facts: ProposalFacts | None = None
+        self.reason: Reason | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """See `proposal.Ticket.key`."""
+        facts = self.facts
+        return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
+
+    @property
+    def settled(self) -> bool:
+        """See `proposal.Ticket.settled`."""
+        if self.facts is None and self.reason is None:
+            self._receiver.poll()
+        return self.facts is not None or self.reason is not None
+
+    def wait(self) -> Proposal:
+        """See `proposal.Ticket.wait`."""
+        while self.facts is None and self.reason is None:
+            self._receiver.serve(self.deadline_ns)
+            if monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
+                self._receiver.give_up_daemon()
+        if self.facts is not None:
+            return Proposal(self._receiver, self.request, self.facts)
+        assert self.reason is not None
+        raise ProposalDiscarded(self.reason, self.request.request, self.round)
+
+
+class AttachedReceiver(AttachedSide, TargetSide):
+    """The target side of one rank, beside its daemon."""
+
+    role = ROLE_TARGET
+
+    def __init__(self, path: str | Path, rank: int = 0, idle: str = "block", backoff_seed: int | None = None) -> None:
+        TargetSide.__init__(self)
+        self._views: SlotViews | None = None
+        self._limits: dict[str, int] = {}
+        self._dense = self._sparse = True
+        self._session = 0
+        self._epoch = 0
+        self._life = 0
+        self._next_ticket = 1
+        self._tickets: dict[int, RecordTicket] = {}
+        self._held: dict[int, int] = {}  # slot -> the generation this process reads
+        AttachedSide.__init__(self, path, rank, idle, backoff_seed)
+
+    # ---- the daemon's coming and going --------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """See `AttachedSide.up`."""
+        return self._session != 0
+
+    @property
+    def views(self) -> SlotViews:
+        """See `ProposalHolder.views`."""
+        if self._views is None:
+            raise LocalMisuse("this receiver is closed")
+        return self._views
+
+    def _joined(self, attachment: Attachment) -> None:
+        shape = attachment.geometry
+        geometry = SlotGeometry(shape.max_slots, shape.depth, shape.row_bytes)
+        self._views = SlotViews(attachment.regions[0], geometry, shape.vocab_size)
+        self._limits = {
+            name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
+        }
+        self._dense, self._sparse = shape.dense, shape.sparse
+
+    def _after_join(self) -> None:
+        for request in self.requests.requests.values():
+            self.announce(request)
+        self.ring()
+
+    def _parted(self) -> None:
+        self._session = 0
+        self._life += 1
+        self._held.clear()
+        tickets = list(self._tickets.values())
+        self._tickets.clear()
+        for ticket in tickets:
+            ticket.reason = Reason.PEER_LOST
+        for request in self.requests.requests.values():
+            request.discard()  # whatever was drawn for it is dead, known to us or not
+
+    def give_up_daemon(self) -> None:
+        """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
+        self._lose(Reason.TIMEOUT)
+
+    # ---- records ------------------------------------------------------------------------------------------------
+
+    def _record(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
+        if kind == m.READY:
+            self._ready(fields)
+        elif kind == m.DISCARDED:
+            request, number, reason, _round, generation, _zero = fields
+            self._raise_generation(request, generation)
+            self._settle(number, Reason.from_code(reason))
+        elif kind == m.UP:
+            self._session, self._epoch = fields[0], fields[1]
+        elif kind == m.DOWN:
+            self._session = 0
+            for request_open in self.requests.requests.values():
+                request_open.discard()
+        elif kind == m.REFUSED:
+            text = bytes(payload).decode("utf-8", "replace")
+            self.counters.add("refused_by_daemon")
+            self.log.error("refused_by_daemon", request=fields[0], reason=Reason.from_code(fields[2]).value, detail=text)
+            self._settle(fields[1], Reason.from_code(fields[2]))
+
+    def _raise_generation(self, number: int, generation: int) -> None:
+        request = self.requests.get(number)
+        if request is not None:
+            request.generation = max(request.generation, generation)
+
+    def _settle(self, number: int, reason: Reason) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            ticket.reason = reason
+            ticket.request.in_flight = False
+
+    def _ready(self, fields: tuple[int, ...]) -> None:
+        number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields[1:]
+        ticket = self._tickets.pop(number, None)
+        if ticket is None:  # nobody waits for it any more (its request was closed): the slot goes back at once
+            self.send(m.RELEASE, slot, slot_generation)
+            self.ring()
+            return
+        ticket.request.in_flight = False
+        ticket.request.generation = max(ticket.request.generation, generation)
+        ticket.facts = ProposalFacts(
+            session=self._session,
+            slot=slot,
+            slot_generation=slot_generation,
+            request_generation=generation,
+            round=round_number,
+            anchor=anchor,
+            depth=depth,
+            representation=form,
+            latency_ns=monotonic_ns() - ticket.enqueued_ns,
+            epoch=epoch,
+            trace_id=ticket.trace_id,
+            life=self._life,
+        )
+        self._held[slot] = slot_generation
+
+    # ---- what the target asks for -------------------------------------------------------------------------------
+
+    def limit(self, name: str) -> int:
+        """See `TargetSide.limit`."""
+        return self._limits[name]
+
+    def announce(self, request: Request) -> None:
+        """See `TargetSide.announce`."""
+        self.send(
+            m.OPEN,
+            request.request,
+            request.seed,
+            request.max_position,
+            request.generation,
+            request.round,
+            len(request.tokens),
+            payload=request.tokens.tobytes(),
+        )
+        self.ring()
+
+    def retire(self, request: Request) -> None:
+        """See `TargetSide.retire`."""
+        for number in [number for number, ticket in self._tickets.items() if ticket.request is request]:
+            self._settle(number, Reason.CANCELLED)
+        self.send(m.CLOSE, request.request)
+        self.ring()
+
+    def enqueue(
+        self,
+        request: Request,
+        *,
+        depth: int | None = None,
+        temperature: float = 1.0,
+        support: int | None = None,
+        budget_us: int = DEFAULT_BUDGET_US,
+        target_context: int = 0,
+        trace_id: int = 0,
+    ) -> RecordTicket:
+        """Queues a STEP and returns at once. `support` None asks for dense q, k for the top-k.
+
+        Raises `ProposalDiscarded(peer_lost)` when no session runs (`cancelled` while the daemon drains), `LocalMisuse` when
+        no slot is free or what is asked is outside the session's terms.
+        """
+        self._check_open(request)
+        if not self.up:
+            self.poll()
+        if not self.up:
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+        if self.draining:
+            raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
+        check_step(self, self._dense, self._sparse, depth, temperature, support)
+        check_numbers(budget_us, target_context, trace_id)
+        if request.in_flight:
+            raise LocalMisuse(f"request {request.request} has a proposal in flight")
+        if len(self._tickets) + len(self._held) >= self._limits["max_slots"]:
+            raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
+        drafted = self._limits["depth"] if depth is None else depth
+        if request.anchor + drafted > request.max_position:
+            raise LocalMisuse(f"depth {drafted} goes beyond the request's last position {request.max_position}")
+        ticket = RecordTicket(self, request, self._next_ticket, trace_id, budget_us)
+        self._next_ticket += 1
+        round_number = request.next_round()
+        self._tickets[ticket.number] = ticket
+        request.in_flight = True
+        self.send(
+            m.STEP,
+            request.request,
+            ticket.number,
+            target_context,
+            trace_id,
+            temperature,
+            request.generation,
+            round_number,
+            drafted,
+            support or 0,
+            budget_us,
+            0,
+        )
+        self.ring()
+        return ticket
+
+    def check_idle(self, request: Request) -> None:
+        """See `TargetSide.check_idle`."""
+        if request.in_flight:
+            raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
+
+    def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
+        """See `TargetSide.commit`."""
+        self._commit(request, round, source, accepted, tokens, 0, 0, 0)
+
+    def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
+        """See `ProposalHolder.commit_verified`."""
+        self._held.pop(facts.slot, None)
+        self._commit(
+            request, facts.round, wire.VERIFIED, accepted, tokens, facts.slot, facts.slot_generation, facts.epoch
+        )
+
+    def _commit(
+        self,
+        request: Request,
+        round: int,
+        source: int,
+        accepted: int,
+        tokens: Iterable[int],
+        slot: int,
+        generation: int,
+        epoch: int,
+    ) -> None:
+        before = len(request.tokens)
+        request.extend(tokens)
+        fresh = request.tokens[before:]
+        self.send(
+            m.COMMIT,
+            request.request,
+            slot,
+            generation,
+            round,
+            source,
+            accepted,
+            len(fresh),
+            epoch,
+            request.generation,
+            payload=fresh.tobytes(),
+        )
+        self.ring()
+
+    def check_held(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.check_held`."""
+        if facts.life != self._life:
+            raise ProposalDiscarded(Reason.PEER_LOST, round=facts.round)
+        if self._held.get(facts.slot) != facts.slot_generation:
+            raise LocalMisuse("this proposal is released already")
+
+    def let_go(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.let_go`."""
+        if facts.life == self._life and self._held.get(facts.slot) == facts.slot_generation:
+            del self._held[facts.slot]
+            self.send(m.RELEASE, facts.slot, facts.slot_generation)
+            self.ring()
+
+    def totals(self) -> dict[str, int]:
+        """What this process knows of its proposals; the daemon's status has the rest."""
+        return {"in_flight": len(self._tickets), "held": len(self._held)}

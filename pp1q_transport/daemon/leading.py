@@ -1,0 +1,270 @@
+"""The leader daemon's half of one draft process: STEPs of every target become its records, its rows go to their targets.
+
+Between the channel of an attached draft, which is not trusted, and one embedded `Leader` for each target this daemon serves. Draws
+nothing and writes no q: the draft does both, in the staging memory it maps. While no draft is attached every STEP is answered at once
+with `peer_lost`, so that targets go on alone instead of waiting. SPEC sections 2, 4 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..client.draft import Leader
+from ..errors import LocalMisuse, PeerFault, Reason
+from ..local import messages as m
+from ..logs import logger
+from ..session import leader as states
+from .outgoing import Outgoing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..counters import Counters
+    from ..engine import EngineConfig
+    from ..local.attach import Attached
+    from ..session.leader import Grant, LeaderSession
+
+RECORDS_A_LOOK: Final = 256
+SPARSE_ENTRY_BYTES: Final = 8
+
+
+class ServedLeader(Leader):
+    """The leader of one target, whose rows another process drafts. `target` is its index among the daemon's peers."""
+
+    def __init__(self, config: EngineConfig, target: int, name: str) -> None:
+        self.target = target
+        self.name = name
+        self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
+        super().__init__(config)
+
+    def _on_up(self) -> None:
+        super()._on_up()
+        assert self.session is not None
+        if self.on_edge is not None:
+            self.on_edge(self.session.terms.session, 0)
+
+    def _on_down(self, reason: Reason) -> None:
+        super()._on_down(reason)
+        if self.on_edge is not None:
+            self.on_edge(0, reason.code)
+
+
+class DraftPort:
+    """Serves one draft process at a time, on behalf of all targets."""
+
+    def __init__(self, leaders: list[ServedLeader], counters: Counters) -> None:
+        self.leaders = leaders
+        self.attached: Attached | None = None
+        self._outgoing: Outgoing | None = None
+        self.draining = False
+        self._counters = counters
+        self._log = logger(role="leader")
+        for leader in leaders:
+            self._listen(leader)
+
+    def _listen(self, leader: ServedLeader) -> None:
+        """What a target does with its requests goes to the draft as it happens."""
+        target = leader.target
+
+        def opened(request: int, tokens: list[int]) -> None:
+            self._opened(leader, request)
+
+        def committed(request: int, tokens: list[int]) -> None:
+            payload = _int32(tokens)
+            self._send(m.COMMITTED_TOKENS, request, target, 0, 0, len(tokens), payload=payload)
+
+        def reset(request: int, reason: Reason) -> None:
+            self._send(m.RESET, request, target, reason.code, 0, 0)
+
+        def closed(request: int) -> None:
+            self._send(m.CLOSED, request, target, 0)
+
+        def edge(session: int, code: int) -> None:
+            if session:
+                self._send(m.TARGET_UP, target, 0, session)
+            else:
+                self._send(m.TARGET_DOWN, target, code)
+
+        leader.on_edge = edge
+        leader.on_open(opened)
+        leader.on_commit(committed)
+        leader.on_reset(reset)
+        leader.on_close(closed)
+
+    def _opened(self, leader: ServedLeader, number: int) -> None:
+        request = leader.requests.get(number)
+        if request is not None:  # or it was closed in the same breath
+            fields = (number, request.seed, leader.target, request.max_position, request.generation, len(request.tokens))
+            self._send(m.OPENED, *fields, payload=request.tokens.tobytes())
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def attach(self, attached: Attached, now_ns: int) -> None:
+        """A draft came: it hears of every session and every open request with all its tokens, then of new STEPs."""
+        self.attached = attached
+        self._outgoing = Outgoing(attached)
+        self._counters.add("clients_attached")
+        self._log.info("client_attached", pid=attached.pid, uid=attached.uid)
+        for leader in self.leaders:
+            if leader.session is not None:
+                self._send(m.TARGET_UP, leader.target, 0, leader.session.terms.session)
+                for request in list(leader.requests.requests):
+                    self._opened(leader, request)
+        self._flush(now_ns)
+
+    def detach(self, reason: Reason) -> None:
+        """The draft is gone or cut off: what it had under way ends with `peer_lost` at its targets, at once."""
+        attached, self.attached, self._outgoing = self.attached, None, None
+        if attached is None:
+            return
+        attached.close()
+        self._counters.add("clients_gone")
+        self._counters.refuse(reason)
+        self._log.warning("client_gone", reason=reason.value, pid=attached.pid)
+        for leader in self.leaders:
+            if leader.session is not None:
+                for grant in leader.session.grants:
+                    leader.fail(grant, grant.generation, Reason.PEER_LOST)
+
+    # ---- records in ---------------------------------------------------------------------------------------------
+
+    def poll(self, now_ns: int) -> int:
+        """Takes the rows that the draft staged. Returns how many records that were."""
+        attached = self.attached
+        if attached is None:
+            return 0
+        taken = 0
+        try:
+            while taken < RECORDS_A_LOOK:
+                record = attached.channel.receive()
+                if record is None:
+                    break
+                taken += 1
+                self._take(record[0], record[1])
+        except PeerFault as fault:
+            self._counters.add("clients_cut_off")
+            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail, pid=attached.pid)
+            self.detach(fault.reason)
+            return taken
+        if taken:
+            for leader in self.leaders:
+                if leader.session is not None:
+                    leader.engine.flush()
+        return taken
+
+    def _take(self, kind: int, view: memoryview) -> None:
+        fields, _payload = m.unpack(kind, view)
+        if kind == m.PUT:
+            self._put(*fields[:7])
+        elif kind == m.FAIL:
+            leader, grant = self._grant_of(fields[0], fields[1])
+            if grant is not None:
+                reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
+                leader.fail(grant, fields[2], reason)
+        elif kind == m.BYE:
+            self._log.info("client_bye", reason=fields[0])
+        else:
+            raise PeerFault(Reason.UNEXPECTED_KIND, f"record kind {kind} from a draft")
+
+    def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader, Grant | None]:
+        if target >= len(self.leaders):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"target {target}")
+        leader = self.leaders[target]
+        session: LeaderSession | None = leader.session
+        if session is None:
+            return leader, None  # lost meanwhile: the draft hears of it
+        if slot >= len(session.grants):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {target}")
+        return leader, session.grants[slot]
+
+    def _put(self, target: int, slot: int, generation: int, position: int, token: int, entries: int, length: int) -> None:
+        leader, grant = self._grant_of(target, slot)
+        session = leader.session
+        if grant is None or session is None or not grant.alive(generation):
+            return  # a row of a dead proposal
+        row = position - grant.anchor - 1
+        if not 0 <= row < grant.depth:
+            raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
+        at = session.terms.geometry().row_offset(slot, row)
+        try:
+            session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length)
+        except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off
+            leader.fail(grant, generation, Reason.CANCELLED)
+            raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error
+
+    # ---- records out --------------------------------------------------------------------------------------------
+
+    def tell(self, now_ns: int) -> None:
+        """Gives the draft what happened since the last call; answers for it when there is none."""
+        for leader in self.leaders:
+            for grant in leader.take_grants():
+                if self.attached is None or self.draining:
+                    leader.fail(grant, grant.generation, Reason.CANCELLED if self.draining else Reason.PEER_LOST)
+                    self._counters.add("steps_refused")
+                else:
+                    self._tell_step(leader, grant)
+        self._flush(now_ns)
+
+    def _tell_step(self, leader: ServedLeader, grant: Grant) -> None:
+        self._send(
+            m.STEP_FOR_DRAFT,
+            grant.request,
+            grant.seed,
+            grant.target_context,
+            grant.trace_id,
+            grant.received_ns,
+            grant.temperature,
+            leader.target,
+            grant.slot,
+            grant.generation,
+            grant.request_generation,
+            grant.round,
+            grant.anchor,
+            grant.depth,
+            grant.representation,
+            grant.support,
+            grant.budget_us,
+        )
+
+    def _send(self, kind: int, *fields: int | float, payload: bytes = b"") -> None:
+        if self._outgoing is not None:
+            self._outgoing.send(kind, *fields, payload=payload)
+
+    def _flush(self, now_ns: int) -> None:
+        outgoing = self._outgoing
+        if outgoing is None:
+            return
+        try:
+            stuck = not outgoing.flush(now_ns)
+        except PeerFault as fault:
+            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail)
+            self._counters.add("clients_cut_off")
+            self.detach(fault.reason)
+            return
+        if stuck:
+            self._log.warning("client_reads_nothing", owed_bytes=outgoing.owed_bytes)
+            self._counters.add("clients_cut_off")
+            self.detach(Reason.OVERLOAD)
+
+    # ---- what the loop asks -------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a drain must wait: STEPs that are being drafted, or frames that are not sent."""
+        for leader in self.leaders:
+            session = leader.session
+            if session is None:
+                continue
+            if not session.outbox.empty() or any(grant.state == states.DRAFTING for grant in session.grants):
+                return True
+        return False
+
+    def drain(self, deadline_ms: int, now_ns: int) -> None:
+        """STEPs that come from now on are refused; those under way end."""
+        self.draining = True
+        self._send(m.DRAINING, deadline_ms, 0)
+        self._flush(now_ns)
+
+
+def _int32(tokens: list[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "little", signed=True) for token in tokens)

@@ -1,0 +1,327 @@
+"""The receiver daemon's half of one target process: its records become calls on a receiver, outcomes become records.
+
+Between the channel of an attached target, which is not trusted, and the embedded `Receiver` that this daemon runs. Reads no q:
+the target maps the slots and reads them itself. Every record is judged before it counts; a client that breaks a rule is cut
+off, and its slots and requests come back. SPEC sections 4 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..client.target import Receiver, SlotTicket
+from ..counters import Histogram
+from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
+from ..local import messages as m
+from ..logs import logger
+from ..session import slots as st
+from .outgoing import Outgoing
+
+if TYPE_CHECKING:
+    from ..counters import Counters
+    from ..engine import EngineConfig
+    from ..local.attach import Attached
+    from ..session.breaker import Breaker
+    from ..session.slots import Slot
+    from ..session.terms import SessionTerms
+
+NO_TICKET: Final = 0
+RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
+TEXT_MOST: Final = 512
+
+
+class ServedTicket(SlotTicket):
+    """A STEP of an attached target. Its outcome is queued at its receiver the moment it is known."""
+
+    number = NO_TICKET
+
+    def settle(self, slot: Slot) -> None:
+        """See `SlotTicket.settle`."""
+        super().settle(slot)
+        served = self._receiver
+        assert isinstance(served, ServedReceiver)
+        served.outcomes.append(self)
+
+
+class ServedReceiver(Receiver):
+    """A receiver whose steps are asked for by another process: outcomes and edges of sessions are kept for its port."""
+
+    ticket_class = ServedTicket
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.outcomes: list[ServedTicket] = []
+        self.edges: list[tuple[int, int]] = []  # (session, 0) came up, (0, reason code) went down
+        super().__init__(config)
+
+    def _on_up(self) -> None:
+        super()._on_up()
+        assert self.session is not None
+        self.edges.append((self.session.terms.session, 0))
+
+    def _on_down(self, reason: Reason) -> None:
+        super()._on_down(reason)
+        self.edges.append((0, reason.code))
+
+
+class TargetPort:
+    """Serves one target process at a time. `poll` takes what it asks for, `tell` gives it what came of it."""
+
+    def __init__(self, receiver: ServedReceiver, counters: Counters, breaker: Breaker | None) -> None:
+        self.receiver = receiver
+        self.attached: Attached | None = None
+        self._outgoing: Outgoing | None = None
+        self.breaker = breaker
+        self.draining = False
+        self.latency = Histogram()
+        self.tail = Histogram()
+        self._counters = counters
+        self._log = logger(role="receiver")
+        self._live: dict[int, ServedTicket] = {}
+        self._terms: SessionTerms | None = None
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def attach(self, attached: Attached, now_ns: int) -> None:
+        """A target came: it hears at once whether a session runs."""
+        self.attached = attached
+        self._outgoing = Outgoing(attached)
+        self._counters.add("clients_attached")
+        self._log.info("client_attached", pid=attached.pid, uid=attached.uid, rank=attached.rank)
+        if self.receiver.session is not None:
+            self._send(m.UP, self.receiver.session.terms.session, 0, 0)
+        self._flush(now_ns)
+
+    def detach(self, reason: Reason) -> None:
+        """The target is gone or cut off: its slots and requests come back, and nothing of it is kept."""
+        attached, self.attached, self._outgoing = self.attached, None, None
+        if attached is None:
+            return
+        attached.close()
+        self._live.clear()
+        for request in list(self.receiver.requests.requests.values()):
+            self.receiver.close_request(request)
+        released = self.receiver.release_all()
+        self.receiver.outcomes.clear()
+        self.receiver.edges.clear()
+        self._counters.add("clients_gone")
+        self._counters.refuse(reason)
+        self._log.warning("client_gone", reason=reason.value, pid=attached.pid, slots_released=released)
+        if self.receiver.up:
+            self.receiver.engine.flush()
+
+    # ---- records in ---------------------------------------------------------------------------------------------
+
+    def poll(self, now_ns: int) -> int:
+        """Takes what the target asks for. Returns how many records that were."""
+        attached = self.attached
+        if attached is None:
+            return 0
+        taken = 0
+        try:
+            while taken < RECORDS_A_LOOK:
+                record = attached.channel.receive()
+                if record is None:
+                    break
+                taken += 1
+                self._take(record[0], record[1], now_ns)
+        except PeerFault as fault:
+            self._counters.add("clients_cut_off")
+            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail, pid=attached.pid)
+            self.detach(fault.reason)
+        return taken
+
+    def _take(self, kind: int, view: memoryview, now_ns: int) -> None:
+        fields, payload = m.unpack(kind, view)
+        if kind == m.STEP:
+            self._step(fields, now_ns)
+        elif kind == m.COMMIT:
+            self._commit(fields, payload)
+        elif kind == m.RELEASE:
+            self._release(fields[0], fields[1])
+        elif kind == m.OPEN:
+            self._open(fields, payload)
+        elif kind == m.CLOSE:
+            request = self.receiver.requests.get(fields[0])
+            if request is not None:
+                self.receiver.close_request(request)
+                self.receiver.engine.flush()
+        elif kind == m.BYE:
+            self._log.info("client_bye", reason=fields[0])
+        else:
+            raise PeerFault(Reason.UNEXPECTED_KIND, f"record kind {kind} from a target")
+
+    def _open(self, fields: tuple[int, ...], payload: memoryview) -> None:
+        request, seed, max_position, generation, round_number, _count = fields
+        try:
+            opened = self.receiver.open_request(
+                request, payload.cast("i"), seed=seed, max_position=max_position, generation=generation
+            )
+        except LocalMisuse as error:
+            self._refuse(request, NO_TICKET, Reason.LIMITS_MISMATCH, error)
+            return
+        opened.round = round_number
+        self.receiver.engine.flush()
+
+    def _step(self, fields: tuple[int, ...], now_ns: int) -> None:
+        number, context, trace_id, temperature, generation, round_number, depth, support, budget_us, _owner = fields[1:]
+        receiver = self.receiver
+        request = receiver.requests.get(fields[0])
+        if request is None:
+            self._send(m.DISCARDED, fields[0], number, Reason.REQUEST_UNKNOWN.code, round_number, generation, 0)
+            return
+        # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
+        request.round = round_number
+        request.generation = max(request.generation, generation)
+        refused = self._refusal(now_ns)
+        if refused is not None:
+            self._discarded(fields[0], number, refused, round_number)
+            return
+        try:
+            ticket = receiver.enqueue(
+                request,
+                depth=depth,
+                temperature=temperature,
+                support=support or None,
+                budget_us=budget_us,
+                target_context=context,
+                trace_id=trace_id,
+            )
+        except ProposalDiscarded as discarded:
+            self._discarded(fields[0], number, discarded.reason, round_number)
+            return
+        except LocalMisuse as error:
+            self._refuse(fields[0], number, Reason.OVERLOAD, error)
+            return
+        assert isinstance(ticket, ServedTicket)
+        ticket.number = number
+        self._live[number] = ticket
+
+    def _refusal(self, now_ns: int) -> Reason | None:
+        """Why no STEP may go out now. Decided before anything is drawn, so it can't depend on drawn tokens (SPEC 4)."""
+        if self.draining:
+            return Reason.CANCELLED
+        if self.breaker is not None and self.receiver.up and not self.breaker.may_step(now_ns):
+            return Reason.CIRCUIT_OPEN
+        return None
+
+    def _discarded(self, request: int, number: int, reason: Reason, round_number: int) -> None:
+        known = self.receiver.requests.get(request)
+        self._counters.add("steps_refused")
+        self._counters.refuse(reason)
+        generation = known.generation if known is not None else 0
+        self._send(m.DISCARDED, request, number, reason.code, round_number, generation, 0)
+
+    def _commit(self, fields: tuple[int, ...], payload: memoryview) -> None:
+        number, slot, slot_generation, round_number, source, accepted, _count, _epoch, generation = fields
+        if slot_generation:
+            self._release(slot, slot_generation)
+        request = self.receiver.requests.get(number)
+        if request is None:
+            return  # closed meanwhile
+        try:
+            request.generation = max(request.generation, generation)
+            tokens = self.receiver.check_tokens(request, payload.cast("i"))
+            self.receiver.check_idle(request)
+            if source not in (1, 2) or accepted > len(tokens):
+                raise LocalMisuse(f"a commit of source {source} with {accepted} accepted drafts and {len(tokens)} tokens")  # noqa: TRY301
+            self.receiver.commit(request, round_number, source, accepted, tokens)
+        except LocalMisuse as error:
+            self._refuse(number, NO_TICKET, Reason.CONTEXT_MISMATCH, error)
+            return
+        if self.receiver.up:
+            self.receiver.engine.flush()
+
+    def _release(self, slot: int, generation: int) -> None:
+        if slot >= self.receiver.limit("max_slots"):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"release of slot {slot}")
+        self.receiver.release_slot(slot, generation)
+
+    # ---- records out --------------------------------------------------------------------------------------------
+
+    def tell(self, now_ns: int) -> None:
+        """Gives the target what happened since the last call, in order, and rings its doorbell once if it sleeps."""
+        receiver = self.receiver
+        if receiver.outcomes:
+            outcomes = receiver.outcomes[:]
+            receiver.outcomes.clear()
+            for ticket in outcomes:
+                self._outcome(ticket)
+        if receiver.edges:
+            for session, code in receiver.edges:
+                if session:
+                    self._send(m.UP, session, 0, 0)
+                else:
+                    self._send(m.DOWN, code, 0)
+            receiver.edges.clear()
+        self._flush(now_ns)
+
+    def _outcome(self, ticket: ServedTicket) -> None:
+        self._live.pop(ticket.number, None)
+        request = ticket.request
+        try:
+            facts = ticket.facts()
+        except ProposalDiscarded as discarded:
+            if self.breaker is not None:
+                self.breaker.discarded(discarded.reason)
+            self._send(
+                m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, request.generation, 0
+            )
+            return
+        if self.breaker is not None:
+            self.breaker.ready()
+        self.latency.add(facts.latency_ns)
+        self.tail.add(ticket.tail_ns())
+        self._send(
+            m.READY,
+            request.request,
+            ticket.number,
+            facts.latency_ns,
+            facts.slot,
+            facts.slot_generation,
+            facts.request_generation,
+            facts.round,
+            facts.anchor,
+            facts.depth,
+            facts.representation,
+            facts.epoch,
+        )
+
+    def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse) -> None:
+        self._counters.add("client_misuse")
+        self._log.warning("client_misuse", request=request, error=str(error))
+        text = str(error).encode()[:TEXT_MOST]
+        self._send(m.REFUSED, request, number, reason.code, len(text), payload=text)
+
+    def _send(self, kind: int, *fields: int, payload: bytes = b"") -> None:
+        if self._outgoing is not None:
+            self._outgoing.send(kind, *fields, payload=payload)
+
+    def _flush(self, now_ns: int) -> None:
+        outgoing = self._outgoing
+        if outgoing is None:
+            return
+        try:
+            stuck = not outgoing.flush(now_ns)
+        except PeerFault as fault:
+            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail)
+            self._counters.add("clients_cut_off")
+            self.detach(fault.reason)
+            return
+        if stuck:
+            self._log.warning("client_reads_nothing", owed_bytes=outgoing.owed_bytes)
+            self._counters.add("clients_cut_off")
+            self.detach(Reason.OVERLOAD)
+
+    # ---- what the loop asks -------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a drain must wait: proposals under way or held."""
+        states = self.receiver.slots_by_state()
+        return any(states.get(st.STATE_NAMES[state], 0) for state in (st.GRANTED, st.LANDING, st.READY))
+
+    def drain(self, deadline_ms: int, now_ns: int) -> None:
+        """No further STEP; the target is told."""
+        self.draining = True
+        self._send(m.DRAINING, deadline_ms, 0)
+        self._flush(now_ns)
