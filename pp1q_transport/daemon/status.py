@@ -160,8 +160,8 @@ def _is_histogram(value: dict[str, object]) -> bool:
 
 
 def fetch_status(path: str | os.PathLike[str], timeout_s: float = 2.0) -> Status:
-    """Asks the daemon at the Unix socket `path` how it is. Raises `PeerFault`: `peer_lost` when nobody is there or it ends without
-    an answer, `timeout` when none comes in `timeout_s`, `auth_failed` when it refuses us, `malformed` for any other answer."""
+    """Asks the daemon at the Unix socket `path` how it is. Raises `PeerFault`: `peer_lost` when nobody is there or it goes
+    unanswered, `timeout` when none comes in `timeout_s`, `auth_failed` when it refuses us, `malformed` for any other answer."""
     name = os.fsencode(path)
     if not 1 <= len(name) < SUN_PATH_BYTES or b"\0" in name:
         raise PeerFault(Reason.PEER_LOST, f"no socket can have the path {os.fspath(path)!r}")
