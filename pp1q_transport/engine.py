@@ -119,6 +119,7 @@ class Engine:
         self.config = config
         self.counters = counters or Counters()
         self.phase = Phase.DOWN
+        self.changed_ns = monotonic_ns()  # when it came up or went down last
         self.session: SessionMachine | None = None
         self.link: TcpLink | None = None
         self.agreement: Agreement | None = None
@@ -305,6 +306,7 @@ class Engine:
             outbox = self._filter.outbox
         self.link = TcpLink(sock, self.session, outbox)
         self.phase = Phase.UP
+        self.changed_ns = monotonic_ns()
         self.parted = False
         self._forming.settled()
         self.counters.add("sessions")
@@ -329,6 +331,7 @@ class Engine:
         self._filter = None
         self._filter_due_ns = None
         self.phase = Phase.DOWN
+        self.changed_ns = monotonic_ns()
         self.counters.refuse(reason)
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning

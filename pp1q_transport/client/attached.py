@@ -1,7 +1,7 @@
 """What both attached sides share: the way to a daemon, the waiting for it, its loss and its return.
 
-Between a process and the Unix socket of its daemon (`local.attach`). Knows neither proposals nor rows. A daemon that dies costs what
-was under way; it is found again, with jittered backoff, by whatever waits or steps next. SPEC sections 2 and 9.
+Between a process and the Unix socket of its daemon (`local.attach`). Knows neither proposals nor rows. A daemon that dies costs
+what was under way; it is found again, with jittered backoff, by whatever waits or steps next. SPEC sections 2 and 9.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class AttachedSide(ABC):
     """One process's end of its daemon. A context manager; for one thread."""
 
     role: int
+    hears: int  # whose records: a direction of `messages`
 
     def __init__(self, path: str | Path, rank: int, idle: str, backoff_seed: int | None) -> None:
         if idle not in ("spin", "spin-then-block", "block"):
@@ -89,8 +90,9 @@ class AttachedSide(ABC):
         self.counters.add("attached")
         self._after_join()
 
+    @abstractmethod
     def _after_join(self) -> None:
-        """Hook: what to say first."""
+        """Says what a daemon must hear first."""
 
     def _lose(self, reason: Reason) -> None:
         attachment, self._attachment = self._attachment, None
@@ -131,7 +133,7 @@ class AttachedSide(ABC):
             while (record := channel.receive()) is not None:
                 taken += 1
                 kind, view = record
-                fields, payload = m.unpack(kind, view)
+                fields, payload = m.unpack(kind, view, self.hears)
                 if kind == m.DRAINING:
                     self.draining = True
                 elif kind != m.BYE:
@@ -152,7 +154,8 @@ class AttachedSide(ABC):
             return
         if timeout_ns > 0:
             attachment.channel.wait(self.idle, min(timeout_ns, LOOK_AT_MOST_NS), attachment.fileno())
-        if not attachment.channel.readable() and attachment.gone():
+        if attachment.gone():
+            self.poll()  # what it said before it went
             self._lose(Reason.PEER_LOST)
 
     def serve(self, until_ns: int) -> None:

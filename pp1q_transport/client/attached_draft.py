@@ -1,7 +1,7 @@
 """The draft side beside a daemon: STEPs as records, q written in place into the daemon's staging memory.
 
-Between a draft model's loop and the channel of its leader daemon, for all the targets that the daemon serves: in turn, so that one
-with many requests does not keep the others waiting. No payload byte passes through here. SPEC sections 2, 3, 5 and 9.
+Between a draft model's loop and the channel of its leader daemon, for all the targets that the daemon serves: in turn, so that
+one with many requests does not keep the others waiting. No payload byte passes through here. SPEC sections 2, 3, 5 and 9.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class AttachedLeader(AttachedSide, DraftSide):
     """The draft side beside its daemon. Iterate over it for STEPs; callbacks find the target's index in `event_target`."""
 
     role = ROLE_DRAFT
+    hears = m.DAEMON_TO_DRAFT
 
     def __init__(self, path: str | Path, idle: str = "block", backoff_seed: int | None = None) -> None:
         DraftSide.__init__(self)
@@ -81,6 +82,9 @@ class AttachedLeader(AttachedSide, DraftSide):
             views = SlotViews(region, geometry, shape.vocab_size, writable=True)
             staging = Staging(region, views, shape.dense_row_bytes)
             self._targets.append(_Target(index, staging, shape.max_slots, shape.depth))
+
+    def _after_join(self) -> None:
+        """A draft has nothing to say until it is asked."""
 
     def _parted(self) -> None:
         for target in self._targets:

@@ -1,7 +1,8 @@
 """The target side beside a daemon: steps and commits as records, q read in place from the daemon's slots.
 
-Between a target model's loop and the channel of its receiver daemon. The slots are mapped read-only; no payload byte passes through
-here. This process's requests are the truth about committed tokens: a daemon that comes back hears them anew. SPEC 4 and 9.
+Between a target model's loop and the channel of its receiver daemon. The slots are mapped read-only; no payload byte passes
+through here. This process's requests are the truth about committed tokens: a daemon that comes back hears them anew. SPEC 4 and
+9.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     """The target side of one rank, beside its daemon."""
 
     role = ROLE_TARGET
+    hears = m.DAEMON_TO_TARGET
 
     def __init__(self, path: str | Path, rank: int = 0, idle: str = "block", backoff_seed: int | None = None) -> None:
         TargetSide.__init__(self)

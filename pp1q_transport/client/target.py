@@ -334,6 +334,19 @@ class Receiver(Endpoint, TargetSide):
             self.release(slot, slot.generation)
         return len(held)
 
+    def quarantine_overdue(self, ready_before_ns: int) -> int:
+        """Slots that became ready before that time and are still held go to QUARANTINE until they are released after all (SPEC
+        section 4). Returns how many."""
+        session = self.session
+        if session is None or self._table is None:
+            return 0
+        late = [slot for slot in self._table.slots if slot.state == st.READY and slot.ready_ns < ready_before_ns]
+        for slot in late:
+            self.counters.add("overdue")
+            self.engine.log.warning("overdue", slot=slot.index, generation=slot.generation, request=slot.request)
+            session.overdue(slot)
+        return len(late)
+
     def slots_by_state(self) -> dict[str, int]:
         """How many slots stand in each state, by name."""
         return self._table.by_state() if self._table is not None else {}

@@ -33,6 +33,15 @@ class TargetSide(ABC):
 
     # ---- what a receiver adds -----------------------------------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def up(self) -> bool:
+        """Whether proposals can flow."""
+
+    @abstractmethod
+    def wait_for_peer(self, timeout_s: float = 30.0) -> None:
+        """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
+
     @abstractmethod
     def limit(self, name: str) -> int:
         """A number that was negotiated, or is configured while nothing is: "vocab_size", "max_context_tokens"..."""

@@ -1,8 +1,8 @@
 """The leader daemon's half of one draft process: STEPs of every target become its records, its rows go to their targets.
 
-Between the channel of an attached draft, which is not trusted, and one embedded `Leader` for each target this daemon serves. Draws
-nothing and writes no q: the draft does both, in the staging memory it maps. While no draft is attached every STEP is answered at once
-with `peer_lost`, so that targets go on alone instead of waiting. SPEC sections 2, 4 and 9.
+Between the channel of an attached draft, which is not trusted, and one embedded `Leader` for each target this daemon serves.
+Draws nothing and writes no q: the draft does both, in the staging memory it maps. While no draft is attached every STEP is
+answered at once with `peer_lost`, so that targets go on alone instead of waiting. SPEC sections 2, 4 and 9.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ class ServedLeader(Leader):
     def __init__(self, config: EngineConfig, target: int, name: str) -> None:
         self.target = target
         self.name = name
+        self._rows_before = 0
         self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
         super().__init__(config)
+
+    def rows_done(self) -> int:
+        """Rows sent, over all sessions."""
+        return self._rows_before + (self.session.rows if self.session is not None else 0)
 
     def _on_up(self) -> None:
         super()._on_up()
@@ -44,6 +49,7 @@ class ServedLeader(Leader):
             self.on_edge(self.session.terms.session, 0)
 
     def _on_down(self, reason: Reason) -> None:
+        self._rows_before = self.rows_done()
         super()._on_down(reason)
         if self.on_edge is not None:
             self.on_edge(0, reason.code)
@@ -153,7 +159,7 @@ class DraftPort:
         return taken
 
     def _take(self, kind: int, view: memoryview) -> None:
-        fields, _payload = m.unpack(kind, view)
+        fields, _payload = m.unpack(kind, view, m.DRAFT)
         if kind == m.PUT:
             self._put(*fields[:7])
         elif kind == m.FAIL:
@@ -264,6 +270,14 @@ class DraftPort:
         self.draining = True
         self._send(m.DRAINING, deadline_ms, 0)
         self._flush(now_ns)
+
+    def part(self, now_ns: int) -> None:
+        """The daemon ends: the draft is told."""
+        self._send(m.BYE, Reason.CANCELLED.code, 0)
+        self._flush(now_ns)
+        if self.attached is not None:
+            self.attached.close()
+            self.attached = self._outgoing = None
 
 
 def _int32(tokens: list[int]) -> bytes:

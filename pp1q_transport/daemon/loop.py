@@ -194,7 +194,7 @@ class Loop:
         for engine, _serve in self.engines:
             wanted.update(engine.watch())
         if self._metrics is not None:
-            rare.update(self._metrics.filenos())
+            rare.add(self._metrics.fileno())
         wanted.update(dict.fromkeys(rare, select.POLLIN))
         if wanted == self._watched:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from .._native.kernels import monotonic_ns
 from ..client.target import Receiver, SlotTicket
 from ..counters import Histogram
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from ..local.attach import Attached
     from ..session.breaker import Breaker
     from ..session.slots import Slot
-    from ..session.terms import SessionTerms
 
 NO_TICKET: Final = 0
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
-TEXT_MOST: Final = 512
+OVERDUE_LOOK_NS: Final = 100_000_000
 
 
 class ServedTicket(SlotTicket):
     """A STEP of an attached target. Its outcome is queued at its receiver the moment it is known."""
 
     number = NO_TICKET
+    turn = 0  # the breaker's, when the STEP was let through
 
     def settle(self, slot: Slot) -> None:
         """See `SlotTicket.settle`."""
@@ -50,8 +51,22 @@ class ServedReceiver(Receiver):
 
     def __init__(self, config: EngineConfig) -> None:
         self.outcomes: list[ServedTicket] = []
+        self._rows_before = 0
         self.edges: list[tuple[int, int]] = []  # (session, 0) came up, (0, reason code) went down
         super().__init__(config)
+
+    def serve_once(self) -> int:
+        """One pass of the engine and the watchdog, without waiting. Returns the bytes moved."""
+        moved = self.engine.poll()
+        session = self.session
+        if session is not None:
+            session.tick(monotonic_ns())
+            self._settle()
+        return moved
+
+    def rows_done(self) -> int:
+        """Rows that passed every check, over all sessions."""
+        return self._rows_before + (self.session.rows if self.session is not None else 0)
 
     def _on_up(self) -> None:
         super()._on_up()
@@ -59,6 +74,7 @@ class ServedReceiver(Receiver):
         self.edges.append((self.session.terms.session, 0))
 
     def _on_down(self, reason: Reason) -> None:
+        self._rows_before = self.rows_done()
         super()._on_down(reason)
         self.edges.append((0, reason.code))
 
@@ -72,12 +88,13 @@ class TargetPort:
         self._outgoing: Outgoing | None = None
         self.breaker = breaker
         self.draining = False
+        self.release_after_ns = 0  # how long a ready proposal may be held; 0: for ever
         self.latency = Histogram()
         self.tail = Histogram()
         self._counters = counters
         self._log = logger(role="receiver")
+        self._overdue_look_ns = 0
         self._live: dict[int, ServedTicket] = {}
-        self._terms: SessionTerms | None = None
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
@@ -131,7 +148,7 @@ class TargetPort:
         return taken
 
     def _take(self, kind: int, view: memoryview, now_ns: int) -> None:
-        fields, payload = m.unpack(kind, view)
+        fields, payload = m.unpack(kind, view, m.TARGET)
         if kind == m.STEP:
             self._step(fields, now_ns)
         elif kind == m.COMMIT:
@@ -172,9 +189,15 @@ class TargetPort:
         # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
         request.round = round_number
         request.generation = max(request.generation, generation)
-        refused = self._refusal(now_ns)
-        if refused is not None:
-            self._discarded(fields[0], number, refused, round_number)
+        # Decided before anything is drawn, so it can't depend on drawn tokens (SPEC section 4, selection bias).
+        turn = 0
+        if self.breaker is not None and receiver.up and not self.draining:
+            turn = self.breaker.may_step(now_ns)
+            if not turn:
+                self._discarded(fields[0], number, Reason.CIRCUIT_OPEN, round_number)
+                return
+        if self.draining:
+            self._discarded(fields[0], number, Reason.CANCELLED, round_number)
             return
         try:
             ticket = receiver.enqueue(
@@ -193,16 +216,8 @@ class TargetPort:
             self._refuse(fields[0], number, Reason.OVERLOAD, error)
             return
         assert isinstance(ticket, ServedTicket)
-        ticket.number = number
+        ticket.number, ticket.turn = number, turn
         self._live[number] = ticket
-
-    def _refusal(self, now_ns: int) -> Reason | None:
-        """Why no STEP may go out now. Decided before anything is drawn, so it can't depend on drawn tokens (SPEC 4)."""
-        if self.draining:
-            return Reason.CANCELLED
-        if self.breaker is not None and self.receiver.up and not self.breaker.may_step(now_ns):
-            return Reason.CIRCUIT_OPEN
-        return None
 
     def _discarded(self, request: int, number: int, reason: Reason, round_number: int) -> None:
         known = self.receiver.requests.get(request)
@@ -245,7 +260,7 @@ class TargetPort:
             outcomes = receiver.outcomes[:]
             receiver.outcomes.clear()
             for ticket in outcomes:
-                self._outcome(ticket)
+                self._outcome(ticket, now_ns)
         if receiver.edges:
             for session, code in receiver.edges:
                 if session:
@@ -253,22 +268,25 @@ class TargetPort:
                 else:
                     self._send(m.DOWN, code, 0)
             receiver.edges.clear()
+        if self.release_after_ns and now_ns >= self._overdue_look_ns:
+            self._overdue_look_ns = now_ns + OVERDUE_LOOK_NS
+            receiver.quarantine_overdue(now_ns - self.release_after_ns)
         self._flush(now_ns)
 
-    def _outcome(self, ticket: ServedTicket) -> None:
+    def _outcome(self, ticket: ServedTicket, now_ns: int) -> None:
         self._live.pop(ticket.number, None)
         request = ticket.request
         try:
             facts = ticket.facts()
         except ProposalDiscarded as discarded:
             if self.breaker is not None:
-                self.breaker.discarded(discarded.reason)
+                self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
             self._send(
                 m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, request.generation, 0
             )
             return
         if self.breaker is not None:
-            self.breaker.ready()
+            self.breaker.ready(ticket.turn)
         self.latency.add(facts.latency_ns)
         self.tail.add(ticket.tail_ns())
         self._send(
@@ -289,7 +307,7 @@ class TargetPort:
     def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse) -> None:
         self._counters.add("client_misuse")
         self._log.warning("client_misuse", request=request, error=str(error))
-        text = str(error).encode()[:TEXT_MOST]
+        text = m.text_bytes(str(error))
         self._send(m.REFUSED, request, number, reason.code, len(text), payload=text)
 
     def _send(self, kind: int, *fields: int, payload: bytes = b"") -> None:
@@ -325,3 +343,11 @@ class TargetPort:
         self.draining = True
         self._send(m.DRAINING, deadline_ms, 0)
         self._flush(now_ns)
+
+    def part(self, now_ns: int) -> None:
+        """The daemon ends: the target is told."""
+        self._send(m.BYE, Reason.CANCELLED.code, 0)
+        self._flush(now_ns)
+        if self.attached is not None:
+            self.attached.close()
+            self.attached = self._outgoing = None
