@@ -23,7 +23,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     2: ("rng", "dyadic", "verify"),
     3: ("wire",),
     4: ("session",),
-    5: ("logs", "staging", "links", "endpoints", "keys", "control_codec", "control_peers", "control"),
+    5: ("logs", "staging", "links", "local", "endpoints", "keys", "control_codec", "control_peers", "control"),
     6: ("engine", "forming"),
     7: ("client", "daemon"),
     8: ("toy", "qualify"),
