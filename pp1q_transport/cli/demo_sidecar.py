@@ -124,13 +124,13 @@ def _run(deployment: Deployment, live: bool) -> list[dict[str, Any]]:
         if time.monotonic() >= deadline:
             raise PeerFault(Reason.TIMEOUT, f"the targets did not end within {END_S:g} s")
         if live:
-            status = deployment.status("receiver0")
-            line = f"ready {status['ready']}/{deployment.shape.rounds}  discarded {status['discarded']}"
+            now = deployment.status("receiver0")
+            line = f"ready {now['ready']}/{deployment.shape.rounds}  discarded {now['discarded']}"
             click.echo(f"\r\x1b[K{line}", nl=False, err=True)
         time.sleep(LOOK_S)
     if live:
         click.echo("\r\x1b[K", nl=False, err=True)
-    reports = []
+    reports: list[dict[str, Any]] = []
     for rank in ranks:
         status = deployment.wait(f"target{rank}", END_S)
         if status:

@@ -15,7 +15,7 @@ from .._native.net import wait_io
 from ..counters import Counters
 from ..errors import ConfigError, LocalMisuse, PeerFault, Reason
 from ..local import messages as m
-from ..local.attach import Attachment, attach
+from ..local.attach import Attachment, Role, attach
 from ..logs import logger
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ ATTACH_TIMEOUT_S: Final = 2.0
 class AttachedSide(ABC):
     """One process's end of its daemon. A context manager; for one thread."""
 
-    role: int
+    role: Role
     hears: int  # whose records: a direction of `messages`
 
     def __init__(self, path: str | Path, rank: int, idle: str, backoff_seed: int | None) -> None:
@@ -153,7 +153,7 @@ class AttachedSide(ABC):
             _sleep(pause_ns)
             return
         if timeout_ns > 0:
-            attachment.channel.wait(self.idle, min(timeout_ns, LOOK_AT_MOST_NS), attachment.fileno())
+            attachment.channel.wait(self.idle, min(timeout_ns, LOOK_AT_MOST_NS), attachment.sock.fileno())
         if attachment.gone():
             self.poll()  # what it said before it went
             self._lose(Reason.PEER_LOST)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from .._native.kernels import monotonic_ns
 from ..errors import Reason
 from ..local import messages as m
-from ..local.attach import ROLE_DRAFT
+from ..local.attach import Role
 from ..session.leader import DEAD, DRAFTING, SENT, Grant
 from ..session.requests import Request, RequestTable
-from ..session.slots import SlotGeometry
 from ..staging import SlotViews
 from .attached import AttachedSide
 from .draft_side import DraftSide, Staging, Step
@@ -53,7 +52,7 @@ class _Target:
 class AttachedLeader(AttachedSide, DraftSide):
     """The draft side beside its daemon. Iterate over it for STEPs; callbacks find the target's index in `event_target`."""
 
-    role = ROLE_DRAFT
+    role = Role.LEADER_DRAFT
     hears = m.DAEMON_TO_DRAFT
 
     def __init__(self, path: str | Path, idle: str = "block", backoff_seed: int | None = None) -> None:
@@ -76,7 +75,7 @@ class AttachedLeader(AttachedSide, DraftSide):
 
     def _joined(self, attachment: Attachment) -> None:
         shape = attachment.geometry
-        geometry = SlotGeometry(shape.max_slots, shape.depth, shape.row_bytes)
+        geometry = shape.slots()
         self._targets = []
         for index, region in enumerate(attachment.regions):
             views = SlotViews(region, geometry, shape.vocab_size, writable=True)

@@ -13,8 +13,7 @@ from .. import wire
 from .._native.kernels import monotonic_ns
 from ..errors import LocalMisuse, ProposalDiscarded, Reason
 from ..local import messages as m
-from ..local.attach import ROLE_TARGET
-from ..session.slots import SlotGeometry
+from ..local.attach import Flag, Role
 from ..staging import SlotViews
 from .attached import AttachedSide
 from .proposal import Proposal, ProposalFacts
@@ -75,7 +74,7 @@ class RecordTicket:
 class AttachedReceiver(AttachedSide, TargetSide):
     """The target side of one rank, beside its daemon."""
 
-    role = ROLE_TARGET
+    role = Role.RECEIVER_TARGET
     hears = m.DAEMON_TO_TARGET
 
     def __init__(self, path: str | Path, rank: int = 0, idle: str = "block", backoff_seed: int | None = None) -> None:
@@ -107,12 +106,12 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def _joined(self, attachment: Attachment) -> None:
         shape = attachment.geometry
-        geometry = SlotGeometry(shape.max_slots, shape.depth, shape.row_bytes)
+        geometry = shape.slots()
         self._views = SlotViews(attachment.regions[0], geometry, shape.vocab_size)
         self._limits = {
             name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
         }
-        self._dense, self._sparse = shape.dense, shape.sparse
+        self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
 
     def _after_join(self) -> None:
         for request in self.requests.requests.values():

@@ -62,6 +62,7 @@ class DraftPort:
         self.leaders = leaders
         self.attached: Attached | None = None
         self._outgoing: Outgoing | None = None
+        self._said_bye = False
         self.draining = False
         self._counters = counters
         self._log = logger(role="leader")
@@ -109,8 +110,7 @@ class DraftPort:
         """A draft came: it hears of every session and every open request with all its tokens, then of new STEPs."""
         self.attached = attached
         self._outgoing = Outgoing(attached)
-        self._counters.add("clients_attached")
-        self._log.info("client_attached", pid=attached.pid, uid=attached.uid)
+        self._said_bye = False
         for leader in self.leaders:
             if leader.session is not None:
                 self._send(m.TARGET_UP, leader.target, 0, leader.session.terms.session)
@@ -125,8 +125,12 @@ class DraftPort:
             return
         attached.close()
         self._counters.add("clients_gone")
-        self._counters.refuse(reason)
-        self._log.warning("client_gone", reason=reason.value, pid=attached.pid)
+        if self._said_bye and reason is Reason.PEER_LOST:
+            reason = Reason.CANCELLED  # it left in order
+        else:
+            self._counters.refuse(reason)
+        log = self._log.info if reason is Reason.CANCELLED else self._log.warning
+        log("client_gone", reason=reason.value, pid=attached.pid)
         for leader in self.leaders:
             if leader.session is not None:
                 for grant in leader.session.grants:
@@ -168,7 +172,7 @@ class DraftPort:
                 reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
                 leader.fail(grant, fields[2], reason)
         elif kind == m.BYE:
-            self._log.info("client_bye", reason=fields[0])
+            self._said_bye = True
         else:
             raise PeerFault(Reason.UNEXPECTED_KIND, f"record kind {kind} from a draft")
 

@@ -190,7 +190,7 @@ class Loop:
         attached = self.port.attached
         if attached is not None:
             wanted[attached.channel.fileno()] = select.POLLIN
-            rare.add(attached.fileno())
+            rare.add(attached.sock.fileno())
         for engine, _serve in self.engines:
             wanted.update(engine.watch())
         if self._metrics is not None:

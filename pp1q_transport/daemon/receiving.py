@@ -86,6 +86,7 @@ class TargetPort:
         self.receiver = receiver
         self.attached: Attached | None = None
         self._outgoing: Outgoing | None = None
+        self._said_bye = False
         self.breaker = breaker
         self.draining = False
         self.release_after_ns = 0  # how long a ready proposal may be held; 0: for ever
@@ -102,8 +103,7 @@ class TargetPort:
         """A target came: it hears at once whether a session runs."""
         self.attached = attached
         self._outgoing = Outgoing(attached)
-        self._counters.add("clients_attached")
-        self._log.info("client_attached", pid=attached.pid, uid=attached.uid, rank=attached.rank)
+        self._said_bye = False
         if self.receiver.session is not None:
             self._send(m.UP, self.receiver.session.terms.session, 0, 0)
         self._flush(now_ns)
@@ -121,8 +121,12 @@ class TargetPort:
         self.receiver.outcomes.clear()
         self.receiver.edges.clear()
         self._counters.add("clients_gone")
-        self._counters.refuse(reason)
-        self._log.warning("client_gone", reason=reason.value, pid=attached.pid, slots_released=released)
+        if self._said_bye and reason is Reason.PEER_LOST:
+            reason = Reason.CANCELLED  # it left in order
+        else:
+            self._counters.refuse(reason)
+        log = self._log.info if reason is Reason.CANCELLED else self._log.warning
+        log("client_gone", reason=reason.value, pid=attached.pid, slots_released=released)
         if self.receiver.up:
             self.receiver.engine.flush()
 
@@ -163,7 +167,7 @@ class TargetPort:
                 self.receiver.close_request(request)
                 self.receiver.engine.flush()
         elif kind == m.BYE:
-            self._log.info("client_bye", reason=fields[0])
+            self._said_bye = True
         else:
             raise PeerFault(Reason.UNEXPECTED_KIND, f"record kind {kind} from a target")
 

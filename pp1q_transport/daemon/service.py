@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 from .._native.kernels import monotonic_ns
 from ..counters import Counters, Histogram
 from ..engine import EngineConfig, Idle, new_boot_nonce, terms_ahead
-from ..errors import ConfigError, Reason
-from ..local.attach import ROLE_ADMIN, ROLE_DRAFT, ROLE_TARGET, AttachServer, Geometry, Pending
+from ..errors import ConfigError, PeerFault, Reason
+from ..local.attach import AttachServer, Flag, Geometry, Pending
+from ..local.attach import Role as ClientRole
 from ..logs import logger
 from ..session.breaker import Breaker
 from ..session.negotiate import Role
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .settings import BreakerSettings, DaemonConfig, PeerSettings
     from .status import BreakerStatus, ClientStatus, SessionStatus
 
-CLIENT_ROLES: Final = {ROLE_DRAFT: "draft", ROLE_TARGET: "target"}
+CLIENT_ROLES: Final = {ClientRole.LEADER_DRAFT: "draft", ClientRole.RECEIVER_TARGET: "target"}
 NS: Final = 1_000_000_000
 _NOTHING: Final = Histogram()
 
@@ -108,6 +109,7 @@ class Service:
             leader = ServedLeader(engine_config, index, peer.name)
             self._closers.append(leader.close)
             leader.prepare(terms_ahead(engine_config.hello))
+            leader.region.seal_size()
             leaders.append(leader)
         self.ends.extend(leaders)
         return DraftPort(leaders, self.counters)
@@ -117,6 +119,7 @@ class Service:
         receiver = ServedReceiver(engine_config)
         self._closers.append(receiver.close)
         receiver.prepare(terms_ahead(engine_config.hello))
+        receiver.region.seal_for_readers()
         self.ends.append(receiver)
         return TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce))
 
@@ -127,33 +130,31 @@ class Service:
     # ---- clients ------------------------------------------------------------------------------------------------
 
     def _welcome(self, pending: Pending, now_ns: int) -> None:
-        if pending.role == ROLE_ADMIN:
-            self.server.answer(pending, encode_status(self.status()))
+        if pending.role == ClientRole.ADMIN:
+            self.server.tell(pending, encode_status(self.status()))
             return
-        wanted = ROLE_DRAFT if self.config.daemon.role is Role.LEADER else ROLE_TARGET
+        wanted = ClientRole.LEADER_DRAFT if self.config.daemon.role is Role.LEADER else ClientRole.RECEIVER_TARGET
         if pending.role != wanted:
-            self._refuse(pending, Reason.SEMANTIC_MISMATCH, f"this is a {self.config.daemon.role}'s daemon")
-        elif wanted == ROLE_TARGET and pending.rank != self.config.group.rank:
-            self._refuse(pending, Reason.IDENTITY_MISMATCH, f"this is the daemon of rank {self.config.group.rank}")
+            self.server.refuse(pending, Reason.SEMANTIC_MISMATCH, f"this is a {self.config.daemon.role}'s daemon")
+        elif wanted == ClientRole.RECEIVER_TARGET and pending.rank != self.config.group.rank:
+            self.server.refuse(pending, Reason.IDENTITY_MISMATCH, f"this is the daemon of rank {self.config.group.rank}")
         elif self.port.draining:
-            self._refuse(pending, Reason.CANCELLED, "this daemon is draining")
+            self.server.refuse(pending, Reason.CANCELLED, "this daemon is draining")
         elif self.port.attached is not None and not self.port.attached.gone():
-            self._refuse(pending, Reason.OVERLOAD, f"process {self.port.attached.pid} is attached already")
+            self.server.refuse(pending, Reason.OVERLOAD, f"process {self.port.attached.pid} is attached already")
         else:
             if self.port.attached is not None:
                 self.port.poll(now_ns)
                 self.port.detach(Reason.PEER_LOST)
             regions = [(end.region.fd, end.region.size) for end in self.ends]
-            attached = self.server.accept(pending, self._geometry(), regions)
-            if attached is not None:
-                self._attached_ns = now_ns
-                self.port.attach(attached, now_ns)
-
-    def _refuse(self, pending: Pending, reason: Reason, text: str) -> None:
-        self.counters.add("clients_refused")
-        self.counters.refuse(reason)
-        self._log.warning("client_refused", reason=reason.value, detail=text, pid=pending.pid, uid=pending.uid)
-        self.server.refuse(pending, reason, text)
+            try:
+                attached = self.server.accept(pending, self._geometry(), regions)
+            except (ConfigError, PeerFault) as fault:  # it left, or this host has no descriptors for it
+                self.counters.add("clients_refused")
+                self._log.warning("client_not_attached", detail=str(fault), pid=pending.pid)
+                return
+            self._attached_ns = now_ns
+            self.port.attach(attached, now_ns)
 
     def _geometry(self) -> Geometry:
         hello = self.ends[0].engine.config.hello
@@ -168,9 +169,8 @@ class Service:
             group_size=hello.group_size,
             rank=hello.rank,
             group_mode=GROUP_MODES.index(hello.group_mode),
-            dense=terms.dense,
-            sparse=terms.sparse,
-            draw_proof=terms.draw_proof,
+            flags=Flag.DENSE * terms.dense | Flag.SPARSE * terms.sparse | Flag.DRAW_PROOF * terms.draw_proof,
+            targets=len(self.ends),
             max_context_tokens=terms.max_context_tokens,
             boot_nonce=self._boot_nonce,
         )
@@ -195,7 +195,7 @@ class Service:
             self._log.warning("needs_restart", keys=list(changes.restart))
         before, self.config = self.config, self.config.with_live(fresh)
         settings = self.config.daemon
-        self.server.allow_uids = frozenset(settings.allow_uids)
+        self.server.allow(frozenset(settings.allow_uids))
         self.loop.drain_s = settings.drain_s
         if self._set_level is not None:
             self._set_level(settings.log_level)

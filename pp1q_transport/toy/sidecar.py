@@ -157,9 +157,10 @@ class Deployment:
             self.start(name)
         for name in self.daemons:
             self.wait_for_daemon(name)
-        for name in self.parts:
-            if name not in self.daemons:
-                self.start(name)
+        self.start("draft")
+        self.wait_for_client("leader")
+        for rank in range(self.shape.ranks):
+            self.start(f"target{rank}")
 
     def wait_for_daemon(self, name: str, timeout_s: float = START_S) -> Status:
         """Until a daemon answers on its socket; its status. Raises `PeerFault` with the end of its log when it does not."""
@@ -172,6 +173,14 @@ class Deployment:
             except PeerFault:
                 if time.monotonic() >= deadline:
                     raise PeerFault(Reason.TIMEOUT, f"{name} did not answer within {timeout_s:g} s: {self.tail(name)}") from None
+            time.sleep(LOOK_S)
+
+    def wait_for_client(self, name: str, timeout_s: float = START_S) -> None:
+        """Until the process beside a daemon has attached."""
+        deadline = time.monotonic() + timeout_s
+        while not self.wait_for_daemon(name)["clients"]:
+            if time.monotonic() >= deadline:
+                raise PeerFault(Reason.TIMEOUT, f"nobody attached to {name} within {timeout_s:g} s: {self.tail('draft')}")
             time.sleep(LOOK_S)
 
     def status(self, name: str) -> Status:
