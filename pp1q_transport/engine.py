@@ -132,6 +132,7 @@ class Engine:
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._forming_ns = 0
+        self._forming_fds: list[int] = []
         self._settling = False  # the owner hears of a session's end: what it calls from there must not form the next one
         self._ending = False  # somebody wants to close: no further poll or wait begins
         self._inside = threading.RLock()
@@ -214,14 +215,22 @@ class Engine:
     def watch(self) -> list[tuple[int, int]]:
         """What an owner that waits for several things at once must watch: (descriptor, poll events). Ask again before each
         sleep, and call `woke` after it."""
-        watched = [(fd, POLLIN) for fd in self._forming.descriptors()]
+        self._forming_fds = self._forming.descriptors()
+        watched = [(fd, POLLIN) for fd in self._forming_fds]
         if self.link is not None:
             watched.extend(self.link.watch())
         return watched
 
+    def watched(self) -> tuple[object, ...]:
+        """What `watch` depends on: while this stays equal, its answer does. Prepares for the sleep as `watch` does."""
+        link = self.link
+        if link is None:
+            return tuple(self._forming.descriptors())
+        return (link, link.rest(), self._forming.descriptors_changed)
+
     def woke(self, ready: Set[int]) -> None:
         """The owner's sleep is over, by these descriptors: what the control plane has is looked at in the next `poll`."""
-        if self.link is None or not ready.isdisjoint(self._forming.descriptors()):
+        if self.link is None or not ready.isdisjoint(self._forming_fds):
             self._forming_ns = 0
 
     def flush(self) -> None:

@@ -165,6 +165,11 @@ class Forming:
             other = self._port.fileno()
         wait_io(self._control.fileno(), POLLIN, other, POLLIN, timeout_ns)
 
+    @property
+    def descriptors_changed(self) -> tuple[int, int]:
+        """Differs whenever `descriptors` does: which control connection and which forming link there are."""
+        return id(self._control), id(self._dialer)
+
     def descriptors(self) -> list[int]:
         """The file descriptors of the control plane and of a forming link: readable when `poll` has something to do."""
         waiting = [self._control.fileno()]

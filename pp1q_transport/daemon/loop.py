@@ -78,7 +78,7 @@ class Loop:
         self._notifier = notifier
         self._log = logger()
         self._poller = select.poll()
-        self._watched: dict[int, int] = {}
+        self._watched_state: list[object] = []
         self._rare_fds: set[int] = set()
         self._rare_ns = 0
         self._asked: set[int] = set()
@@ -109,14 +109,14 @@ class Loop:
         if self._notifier is not None:
             self._notifier.ready()
         idle_turns = 0
+        spin_turns = {"spin": -1, "spin-then-block": SPIN_TURNS}.get(self.idle, 0)
         while not self._stop:
-            if self.turn():
-                idle_turns = 0
-                continue
-            idle_turns += 1
-            if self.idle == "spin" or (self.idle == "spin-then-block" and idle_turns < SPIN_TURNS):
-                continue
-            self._sleep()
+            moved = self.turn()
+            if spin_turns:
+                idle_turns = 0 if moved else idle_turns + 1
+                if spin_turns < 0 or idle_turns < spin_turns:
+                    continue
+            self._sleep()  # which ends at once when something came meanwhile: no idle turn to find that out
             idle_turns = 0
         return not self.port.busy
 
@@ -185,9 +185,15 @@ class Loop:
     def _watch(self) -> None:
         """Brings the list of what can wake us up to date; most often nothing changed. (poll, not epoll: a descriptor that was
         closed and came back as another one would be missing from a kernel's list.)"""
+        attached = self.port.attached
+        state: list[object] = [attached]
+        for engine, _serve in self.engines:
+            state.append(engine.watched())
+        if state == self._watched_state:
+            return
+        self._watched_state = state
         rare = {self.server.fileno()}
         wanted: dict[int, int] = {}
-        attached = self.port.attached
         if attached is not None:
             wanted[attached.channel.fileno()] = select.POLLIN
             rare.add(attached.sock.fileno())
@@ -196,11 +202,7 @@ class Loop:
         if self._metrics is not None:
             rare.add(self._metrics.fileno())
         wanted.update(dict.fromkeys(rare, select.POLLIN))
-        if wanted == self._watched:
-            return
-        for descriptor in self._watched.keys() - wanted.keys():
-            self._poller.unregister(descriptor)
+        self._poller = select.poll()
         for descriptor, events in wanted.items():
             self._poller.register(descriptor, events)
-        self._watched = wanted
         self._rare_fds = rare

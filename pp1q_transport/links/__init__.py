@@ -23,8 +23,11 @@ class Link(Protocol):
     def wait(self, timeout_ns: int, other_fd: int) -> None:
         """Sleeps until the link or `other_fd` can go on, or `timeout_ns` is over."""
 
+    def rest(self) -> int:
+        """Prepares for the owner's own sleep. A number that changes whenever the answer of `watch` does."""
+
     def watch(self) -> list[tuple[int, int]]:
-        """Prepares for the owner's own sleep: (descriptor, poll events) of everything that may wake this link."""
+        """(descriptor, poll events) of everything that may wake this link."""
 
     def fence(self, slot: int) -> bool:
         """After this, no byte can land in `slot`. True when a payload was landing there."""

@@ -95,6 +95,10 @@ class SimLink:
     def wait(self, timeout_ns: int, other_fd: int) -> None:
         """See `Link.wait`: simulated time passes elsewhere."""
 
+    def rest(self) -> int:
+        """See `Link.rest`."""
+        return 0
+
     def watch(self) -> list[tuple[int, int]]:
         """See `Link.watch`: nothing of the operating system's."""
         return []

@@ -150,10 +150,14 @@ class TcpLink:
         events = 1 if self.outbox.empty() else 5  # POLLIN, POLLIN | POLLOUT
         wait_io(self.fd, events, other_fd, 1, timeout_ns)
 
-    def watch(self) -> list[tuple[int, int]]:
-        """See `Link.watch`."""
+    def rest(self) -> int:
+        """See `Link.rest`."""
         if self._owed and self.outbox.empty():
             self._acknowledge()
+        return 1 if self.outbox.empty() else 5
+
+    def watch(self) -> list[tuple[int, int]]:
+        """See `Link.watch`."""
         return [(self.fd, 1 if self.outbox.empty() else 5)]
 
     def fence(self, slot: int) -> bool:
