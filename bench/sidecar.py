@@ -122,7 +122,7 @@ def measure(blocks: int, count: int, idle: str) -> dict[str, object]:
                 requests = [receiver.open_request(1, [1, 2, 3]) for receiver in (plain, beside)]
                 rounds(plain, requests[0], 200)
                 rounds(beside, requests[1], 200)
-                channel = beside._attachment.channel  # noqa: SLF001
+                channel = beside._attachment.channel
                 before = (channel.bytes_in, channel.bytes_out)
                 pids = {
                     "target": os.getpid(),
@@ -131,7 +131,7 @@ def measure(blocks: int, count: int, idle: str) -> dict[str, object]:
                     "draft": children[0].pid,
                     "embedded draft": children[1].pid,
                 }
-                used = {name: 0 for name in pids} | {"embedded target": 0}
+                used = dict.fromkeys(pids, 0) | {"embedded target": 0}
                 for _ in range(blocks):
                     wakes.append(wake_up_us(count // 4))
                     start = {name: cpu_ns(pid) for name, pid in pids.items()}

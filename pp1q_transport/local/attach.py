@@ -237,6 +237,19 @@ class AttachServer:
             self._log.info("the refused client left before it was told", pid=pending.pid, why=error.strerror)
         pending.sock.close()
 
+    def allow(self, uids: frozenset[int]) -> None:
+        """From now on only these come in; who is attached stays."""
+        self._allowed = uids
+
+    def tell(self, pending: Pending, data: bytes) -> None:
+        """Answers one datagram and closes: what an admin asked for."""
+        try:
+            pending.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(data) + 4096)
+            pending.sock.send(data, _QUIET)
+        except OSError as error:
+            self._log.info("the admin left before it was told", pid=pending.pid, why=error.strerror)
+        pending.sock.close()
+
     def accept(self, pending: Pending, geometry: Geometry, regions: Sequence[tuple[int, int]]) -> Attached:
         """Makes the channel and passes it on with `regions`, (descriptor, bytes) each: they stay the caller's, who sealed them.
 

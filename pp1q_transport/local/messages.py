@@ -8,7 +8,7 @@ packing (include/pp1q_sidecar.h). No payload of a proposal passes here: rows lie
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import PeerFault, Reason
 
@@ -143,7 +143,7 @@ TABLE: Final[dict[int, Message]] = {
 }
 
 
-def unpack(kind: int, view: ReadMemory, direction: int = _BOTH) -> tuple[tuple[Value, ...], memoryview]:
+def unpack(kind: int, view: ReadMemory, direction: int = _BOTH) -> tuple[tuple[Any, ...], memoryview]:
     """The fields of a record's fixed part, in order, and its payload (an empty view where the kind has none).
 
     `view` is the body that `Channel.receive` gave, `direction` who may have sent it (the constants above). Raises
