@@ -144,6 +144,10 @@ class AttachedLeader(AttachedSide, DraftSide):
         """See `DraftSide.next_step`. Targets take turns."""
         if not any(target.queue for target in self._targets):
             self.serve(monotonic_ns() + timeout_ns)
+        return self.take_step()
+
+    def take_step(self) -> Step | None:
+        """See `DraftSide.take_step`."""
         count = len(self._targets)
         for look in range(count):
             target = self._targets[(self._turn + look) % count]

@@ -53,17 +53,22 @@ class RecordTicket:
         return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
 
     @property
+    def known(self) -> bool:
+        """See `proposal.Ticket.known`."""
+        return self.facts is not None or self.reason is not None
+
+    @property
     def settled(self) -> bool:
         """See `proposal.Ticket.settled`."""
-        if self.facts is None and self.reason is None:
+        if not self.known:
             self._receiver.poll()
-        return self.facts is not None or self.reason is not None
+        return self.known
 
     def wait(self) -> Proposal:
         """See `proposal.Ticket.wait`."""
-        while self.facts is None and self.reason is None:
+        while not self.known:
             self._receiver.serve(self.deadline_ns)
-            if monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
+            if monotonic_ns() >= self.deadline_ns and not self.known:
                 self._receiver.give_up_daemon()
         if self.facts is not None:
             return Proposal(self._receiver, self.request, self.facts)
@@ -133,6 +138,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
         """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
         self._lose(Reason.TIMEOUT)
 
+    def before_sleep(self) -> tuple[object, ...] | None:
+        """See `AttachedSide.before_sleep`."""
+        now_ns = monotonic_ns()
+        if any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+            self.give_up_daemon()
+            return None
+        return super().before_sleep()
+
     # ---- records ------------------------------------------------------------------------------------------------
 
     def _record(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
@@ -196,6 +209,11 @@ class AttachedReceiver(AttachedSide, TargetSide):
         """See `TargetSide.limit`."""
         return self._limits[name]
 
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return max(0, self._limits["max_slots"] - len(self._tickets) - len(self._held))
+
     def announce(self, request: Request) -> None:
         """See `TargetSide.announce`."""
         self.send(
@@ -244,7 +262,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         check_numbers(budget_us, target_context, trace_id)
         if request.in_flight:
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
-        if len(self._tickets) + len(self._held) >= self._limits["max_slots"]:
+        if not self.free_slots:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         drafted = self._limits["depth"] if depth is None else depth
         if request.anchor + drafted > request.max_position:
@@ -315,6 +333,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             payload=fresh.tobytes(),
         )
         self.ring()
+        self.nudge()
 
     def check_held(self, facts: ProposalFacts) -> None:
         """See `ProposalHolder.check_held`."""
@@ -329,6 +348,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             del self._held[facts.slot]
             self.send(m.RELEASE, facts.slot, facts.slot_generation)
             self.ring()
+            self.nudge()
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

@@ -92,6 +92,10 @@ class Leader(Endpoint, DraftSide):
         """The next live STEP, waiting at most `timeout_ns`."""
         if not self._steps:
             self.serve(timeout_ns)
+        return self.take_step()
+
+    def take_step(self) -> Step | None:
+        """See `DraftSide.take_step`."""
         while self._steps:
             grant = self._steps.popleft()
             request = self.requests.get(grant.request)
@@ -107,10 +111,11 @@ class Leader(Endpoint, DraftSide):
             self.engine.wait(timeout_ns)
         self.collect()
 
-    def poll(self) -> None:
-        """Serves the engine once, without waiting."""
-        self.engine.poll()
+    def poll(self) -> int:
+        """Serves the engine once, without waiting. Returns how many bytes moved."""
+        moved = self.engine.poll()
         self.collect()
+        return moved
 
     def collect(self) -> None:
         """Takes new STEPs and events from the session."""

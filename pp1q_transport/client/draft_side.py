@@ -176,6 +176,10 @@ class DraftSide(ABC):
         """The next live STEP, waiting at most `timeout_ns`."""
 
     @abstractmethod
+    def take_step(self) -> Step | None:
+        """The next live STEP of those that came already. Serves nothing."""
+
+    @abstractmethod
     def drafting(self, grant: Grant, target: int = 0) -> bool:
         """Whether rows for this grant still reach a live generation."""
 

@@ -94,8 +94,12 @@ class Ticket(Protocol):
         """(session, slot, slot_generation): one proposal among all; zeros while a daemon has not said."""
 
     @property
+    def known(self) -> bool:
+        """Whether the outcome is here, so that `wait` returns at once. Serves nothing: somebody else must poll."""
+
+    @property
     def settled(self) -> bool:
-        """Whether `wait` would return at once."""
+        """`known`, after a look at what came."""
 
     def wait(self) -> Proposal:
         """Serves whatever moves the frames until the proposal is ready. The budget of the STEP bounds the wait."""

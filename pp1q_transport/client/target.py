@@ -48,10 +48,15 @@ class SlotTicket:
         self.key = (session, slot.index, slot.generation)
 
     @property
-    def settled(self) -> bool:
-        """Whether `wait` would return at once."""
+    def known(self) -> bool:
+        """See `proposal.Ticket.known`."""
         slot = self._slot
         return slot.generation != self._generation or slot.state not in (st.GRANTED, st.LANDING)
+
+    @property
+    def settled(self) -> bool:
+        """See `proposal.Ticket.settled`."""
+        return self.known
 
     def wait(self) -> Proposal:
         """Serves the engine until the proposal is ready. The budget of the STEP bounds the wait."""
@@ -252,12 +257,20 @@ class Receiver(Endpoint, TargetSide):
             session.tick(kernels.monotonic_ns())
             self._settle()
 
-    def poll(self) -> None:
-        """Serves the engine once, without waiting, and runs the watchdog."""
-        self.engine.poll()
+    def poll(self) -> int:
+        """Serves the engine once, without waiting, and runs the watchdog. Returns how many bytes moved."""
+        moved = self.engine.poll()
         if self.session is not None:
             self.session.tick(kernels.monotonic_ns())
             self._settle()
+        return moved
+
+    def look_within_ns(self) -> int:
+        """See `Endpoint.look_within_ns`: not past the next budget's end."""
+        at_most_ns = super().look_within_ns()
+        if self.session is None:
+            return at_most_ns
+        return max(0, min(at_most_ns, self.session.watchdog.next_ns - kernels.monotonic_ns()))
 
     def _settle(self) -> None:
         """Fences what was invalidated, so that its slot can be granted again."""
@@ -304,6 +317,7 @@ class Receiver(Endpoint, TargetSide):
         """See `ProposalHolder.let_go`."""
         if self._table is not None and facts.slot < self._table.count:
             self.release(self._table.slots[facts.slot], facts.slot_generation)
+            self.nudge()
 
     def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
         """See `ProposalHolder.commit_verified`."""
@@ -320,6 +334,7 @@ class Receiver(Endpoint, TargetSide):
             self.session.commit(request, round, source, accepted, tokens)
         except PeerFault as fault:  # the tokens are committed here, and travel with the next session's OPEN
             self.engine.fail(fault.reason)
+        self.nudge()
 
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
@@ -346,6 +361,11 @@ class Receiver(Endpoint, TargetSide):
             self.engine.log.warning("overdue", slot=slot.index, generation=slot.generation, request=slot.request)
             session.overdue(slot)
         return len(late)
+
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return self._table.count - self._table.not_free() if self._table is not None else 0
 
     def slots_by_state(self) -> dict[str, int]:
         """How many slots stand in each state, by name."""

@@ -16,7 +16,7 @@ from ..errors import LocalMisuse
 from ..session.requests import Request, RequestTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from .proposal import Proposal, Ticket
 
@@ -30,6 +30,8 @@ class TargetSide(ABC):
 
     def __init__(self) -> None:
         self.requests = RequestTable()
+        self.nudge: Callable[[], None] = _nobody
+        """Called when something was queued or a slot came back outside of `poll`: for who polls from elsewhere (`pump`)."""
 
     # ---- what a receiver adds -----------------------------------------------------------------------------------
 
@@ -37,6 +39,11 @@ class TargetSide(ABC):
     @abstractmethod
     def up(self) -> bool:
         """Whether proposals can flow."""
+
+    @property
+    @abstractmethod
+    def free_slots(self) -> int:
+        """How many further STEPs `enqueue` has a slot for."""
 
     @abstractmethod
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
@@ -152,6 +159,10 @@ class TargetSide(ABC):
         fresh = self.check_tokens(request, tokens)
         self.check_idle(request)
         self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
+
+
+def _nobody() -> None:
+    """Nobody polls from elsewhere."""
 
 
 def check_step(

@@ -1,0 +1,72 @@
+"""docs/engines.md is kept true: its Python is run as it stands, target and draft against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+VOCAB = 129280
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def blocks(section: str) -> list[str]:
+    """The Python of one section, by its heading's beginning."""
+    text = next(part for part in re.split(r"^## ", TEXT, flags=re.M)[1:] if part.startswith(section))
+    found = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert found, section
+    return found
+
+
+def stubs() -> dict[str, Any]:
+    """What the page leaves to the engine."""
+    row = np.random.default_rng(0).random(VOCAB) ** 8
+    return {
+        "asyncio": asyncio,
+        "np": np,
+        "prompts": [[1, 2, 3], [4, 5], [6, 7, 8, 9], [1], [2], [3], [4], [5], [6], [7]],
+        "my_draft_weights": lambda context: row,
+        "my_verifier": lambda tokens, qs: (len(tokens), [*tokens.tolist(), 7]),
+        "my_target_sample": lambda tokens: 5,
+        "finished": lambda tokens: len(tokens) > 15,
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def run_blocks(section: str) -> dict[str, Any]:
+    """The names that the section's code makes."""
+    port = f":{free_port()}"
+    names = stubs()
+    for block in blocks(section):
+        exec(block.replace(":7801", port), names)
+    return names
+
+
+async def answered(target: Any, draft: Any) -> Any:
+    """What the target gives while the draft drafts."""
+    drafting = asyncio.create_task(draft())
+    async with asyncio.timeout(30):
+        result = await target()
+    drafting.cancel()
+    await asyncio.gather(drafting, return_exceptions=True)
+    return result
+
+
+def test_asyncio() -> None:
+    names = run_blocks("asyncio")
+    tokens = asyncio.run(answered(names["target"], names["draft"]))
+    assert len(tokens) == len(names["prompts"])
+    assert all(len(each) > 15 for each in tokens)
