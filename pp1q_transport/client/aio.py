@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
+from .copying import LOOK_NS
 from .pump import Pump, Pumped, SideClosed
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..session.requests import Request
+    from .copying import RowDown
     from .draft_side import DraftSide, Step
     from .proposal import Proposal, Ticket
     from .target_side import TargetSide
@@ -98,6 +100,7 @@ class AsyncReceiver(_AsyncSide):
         self._awaited: set[int] = set()  # tickets, by identity
         self._abandoned: list[Ticket] = []
         side.nudge = self._pump.kick
+        self._pump.soonest_ns = lambda: LOOK_NS if side.copies.awaited else None
 
     def open_request(self, request: int, tokens: Iterable[int], **options: Any) -> Request:
         """See `TargetSide.open_request`."""
@@ -211,10 +214,15 @@ class AsyncStep:
         weights: npt.NDArray[Any] | None = None,
         counts: npt.NDArray[Any] | None = None,
         ids: npt.NDArray[Any] | None = None,
+        device: object = None,
+        holds: str = "weights",
     ) -> int | None:
-        """See `Step.put`. Lets other tasks run before it returns."""
+        """See `Step.put`. Other tasks run while a copy from the device is under way, and before it returns."""
         try:
-            return self.step.put(position, weights=weights, counts=counts, ids=ids)
+            if device is None or not (weights is None and counts is None and ids is None):
+                return self.step.put(position, weights=weights, counts=counts, ids=ids, device=device, holds=holds)
+            row = self.step.begin_copy(position, device, holds)
+            return None if row is None else await self._leader.copied(self.step, row)
         finally:
             await self._leader.breathe()
 
@@ -232,6 +240,8 @@ class AsyncLeader(_AsyncSide):
         super().__init__(side)
         self.side = side
         self._returned: deque[Step] = deque()  # of tasks that were cancelled with a STEP in hand
+        self._copying = 0
+        self._pump.soonest_ns = lambda: LOOK_NS if self._copying else None
 
     def __aiter__(self) -> Self:
         return self
@@ -249,6 +259,21 @@ class AsyncLeader(_AsyncSide):
             if step.alive:
                 return step
         return self.side.take_step()
+
+    async def copied(self, step: Step, row: RowDown) -> int | None:
+        """The token of a row whose copy from the device was begun, once it is over and the row is sent. See `Step.put`."""
+        self._copying += 1
+        try:
+            await self._pump.obtain(lambda: step.copy_over(row) or None)
+        except SideClosed:
+            self.side.copies.give_back(row)
+            return None
+        except BaseException:
+            self.side.copies.give_back(row)
+            raise
+        finally:
+            self._copying -= 1
+        return step.end_copy(row)
 
     def kick(self) -> None:
         """Something was queued: the event loop is to look at what there is to send."""

@@ -191,4 +191,7 @@ class AttachedLeader(AttachedSide, DraftSide):
             self.send(m.FAIL, target, grant.slot, generation, reason.code)
             self.ring()
 
-
+    def close(self) -> None:
+        """See `AttachedSide.close`."""
+        self._close_copies()
+        super().close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
+    from .copying import RowsUp
 
 GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
 _NONE: Final = (0, 0, 0)
@@ -41,10 +42,12 @@ class RecordTicket:
         self.trace_id = trace_id
         self.round = request.round
         self.enqueued_ns = monotonic_ns()
-        self.deadline_ns = self.enqueued_ns + budget_us * 1000 + GRACE_NS
+        self.budget_ns = budget_us * 1000
+        self.deadline_ns = self.enqueued_ns + self.budget_ns + GRACE_NS
         self.ready_ns = 0
         self.facts: ProposalFacts | None = None
         self.reason: Reason | None = None
+        self.rows_up: RowsUp | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -55,6 +58,8 @@ class RecordTicket:
     @property
     def known(self) -> bool:
         """See `proposal.Ticket.known`."""
+        if self.rows_up is not None:
+            return self._receiver.copies.settled(self.rows_up)
         return self.facts is not None or self.reason is not None
 
     @property
@@ -67,9 +72,14 @@ class RecordTicket:
     def wait(self) -> Proposal:
         """See `proposal.Ticket.wait`."""
         while not self.known:
+            if self.rows_up is not None:
+                self._receiver.await_copies(self.rows_up)
+                continue
             self._receiver.serve(self.deadline_ns)
             if monotonic_ns() >= self.deadline_ns and not self.known:
                 self._receiver.give_up_daemon()
+        if self.rows_up is not None:
+            return self.rows_up.result()
         if self.facts is not None:
             return Proposal(self._receiver, self.request, self.facts)
         assert self.reason is not None
@@ -87,6 +97,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._views: SlotViews | None = None
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
+        self._group_size = 1
         self._session = 0
         self._epoch = 0
         self._life = 0
@@ -116,6 +127,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._limits = {
             name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
         }
+        self._group_size = shape.group_size
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
 
     def _after_join(self) -> None:
@@ -202,6 +214,15 @@ class AttachedReceiver(AttachedSide, TargetSide):
             life=self._life,
         )
         self._held[slot] = slot_generation
+        proposal = Proposal(self, ticket.request, ticket.facts)
+        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, ticket.enqueued_ns + ticket.budget_ns)
+
+    def poll(self) -> int:
+        """See `AttachedSide.poll`."""
+        taken = super().poll()
+        if self.copies:
+            self.copies.look()
+        return taken
 
     # ---- what the target asks for -------------------------------------------------------------------------------
 
@@ -349,6 +370,17 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.send(m.RELEASE, facts.slot, facts.slot_generation)
             self.ring()
             self.nudge()
+
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`. The next COMMIT carries the risen generation. In a group of ranks the others may use what
+        they hold: this rank leaves, which ends the epoch (SPEC section 4)."""
+        if self._group_size > 1:
+            self._lose(reason)
+
+    def close(self) -> None:
+        """See `AttachedSide.close`."""
+        self._close_copies()
+        super().close()
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

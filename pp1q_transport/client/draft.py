@@ -153,6 +153,7 @@ class Leader(Endpoint, DraftSide):
 
     def close(self) -> None:
         """See `Endpoint.close`; frees the staging memory too."""
+        self._close_copies()
         super().close()
         if self._region is not None:
             self._region.close()

@@ -33,6 +33,7 @@ class Endpoint:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.counters = engine.counters
+        self.log = engine.log
 
     @property
     def endpoint(self) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..session.requests import Request
     from ..staging import SlotViews
+    from .copying import DeviceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class Proposal:
         self.latency_ns = facts.latency_ns
         self.trace_id = facts.trace_id
         self.tokens: npt.NDArray[np.int32] = holder.views.tokens(facts.slot, facts.depth)
+        self.device_rows: list[DeviceRow] | None = None
+        """What the receiver's copy stage made of each row; None without one."""
         self._entries = holder.views.entries(facts.slot, facts.depth)
 
     def q(self, index: int) -> Q:

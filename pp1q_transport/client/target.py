@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..session.requests import Request
     from ..session.terms import SessionTerms
+    from .copying import RowsUp
 
 OPENS_QUEUED_BYTES: Final = 1 << 16  # past this the link must take some before another OPEN is queued
 OPEN_WAIT_NS: Final = 1_000_000_000
@@ -43,6 +44,9 @@ class SlotTicket:
         self._generation = slot.generation
         self._reason = 0
         self._trace_id = trace_id
+        self._enqueued_ns = slot.enqueued_ns
+        self._deadline_ns = slot.deadline_ns
+        self._rows_up: RowsUp | None = None
         self.round = slot.round
         self.slot = slot.index
         self.key = (session, slot.index, slot.generation)
@@ -51,7 +55,18 @@ class SlotTicket:
     def known(self) -> bool:
         """See `proposal.Ticket.known`."""
         slot = self._slot
-        return slot.generation != self._generation or slot.state not in (st.GRANTED, st.LANDING)
+        if slot.generation == self._generation and slot.state in (st.GRANTED, st.LANDING):
+            return False
+        rows = self._rows_up or self._begin_copies()
+        return rows is None or self._receiver.copies.settled(rows)
+
+    def _begin_copies(self) -> RowsUp | None:
+        """Begins to bring a ready proposal to the device; None when there is nothing to bring, or nowhere."""
+        slot = self._slot
+        if self._receiver.copies.stage is not None and slot.generation == self._generation and slot.state == st.READY:
+            proposal = Proposal(self._receiver, self.request, self.facts())
+            self._rows_up = self._receiver.copies.begin(proposal, self.request, self._enqueued_ns, self._deadline_ns)
+        return self._rows_up
 
     @property
     def settled(self) -> bool:
@@ -60,11 +75,13 @@ class SlotTicket:
 
     def wait(self) -> Proposal:
         """Serves the engine until the proposal is ready. The budget of the STEP bounds the wait."""
-        slot = self._slot
-        while slot.state == st.GRANTED or slot.state == st.LANDING:
-            if slot.generation != self._generation:
-                break
-            self._receiver.serve(slot.deadline_ns)
+        while not self.known:
+            if self._rows_up is None:
+                self._receiver.serve(self._deadline_ns)
+            else:
+                self._receiver.await_copies(self._rows_up)
+        if self._rows_up is not None:
+            return self._rows_up.result()
         return Proposal(self._receiver, self.request, self.facts())
 
     def facts(self) -> ProposalFacts:
@@ -94,6 +111,8 @@ class SlotTicket:
         """Keeps the outcome: the slot may be another proposal's before `wait` is called."""
         if slot.generation == self._generation:
             self._reason = slot.reason
+            if self._rows_up is None:
+                self._begin_copies()
 
 
 class Receiver(Endpoint, TargetSide):
@@ -219,6 +238,8 @@ class Receiver(Endpoint, TargetSide):
         session = self.session
         if session is None:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+        if self.copies:
+            self.copies.look()
         terms = session.terms
         check_step(self, terms.dense, terms.sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
@@ -256,6 +277,8 @@ class Receiver(Endpoint, TargetSide):
         if session is not None and session is self.session:
             session.tick(kernels.monotonic_ns())
             self._settle()
+        if self.copies:
+            self.copies.look()
 
     def poll(self) -> int:
         """Serves the engine once, without waiting, and runs the watchdog. Returns how many bytes moved."""
@@ -263,6 +286,8 @@ class Receiver(Endpoint, TargetSide):
         if self.session is not None:
             self.session.tick(kernels.monotonic_ns())
             self._settle()
+        if self.copies:
+            self.copies.look()
         return moved
 
     def look_within_ns(self) -> int:
@@ -319,6 +344,15 @@ class Receiver(Endpoint, TargetSide):
             self.release(self._table.slots[facts.slot], facts.slot_generation)
             self.nudge()
 
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`."""
+        session, table = self.session, self._table
+        if session is not None and table is not None and session.terms.session == facts.session:
+            try:
+                session.void(table.slots[facts.slot], reason)
+            except PeerFault as fault:  # a peer that does not read: the session is over
+                self.engine.fail(fault.reason)
+
     def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
         """See `ProposalHolder.commit_verified`."""
         self.let_go(facts)
@@ -373,6 +407,7 @@ class Receiver(Endpoint, TargetSide):
 
     def close(self) -> None:
         """See `Endpoint.close`. The slot memory goes too, unless a proposal is still held: then with its last view."""
+        self._close_copies()
         super().close()
         if self._region is not None:
             self._region.close()

@@ -275,6 +275,11 @@ class ReceiverSession(SessionMachine):
         h.status = code
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
+    def void(self, slot: Slot, reason: Reason) -> None:
+        """The target could not use a READY proposal after all: the leader drops what it speculated (RESET). The slot is held until
+        its consumer releases it."""
+        self._tell_reset(slot, reason.code)
+
     def _bound_quarantine(self) -> None:
         if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():
             self.broken = _OVERLOAD

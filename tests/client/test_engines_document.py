@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from pp1q_transport import open_leader, open_receiver
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
 VOCAB = 129280
@@ -70,3 +73,22 @@ def test_asyncio() -> None:
     tokens = asyncio.run(answered(names["target"], names["draft"]))
     assert len(tokens) == len(names["prompts"])
     assert all(len(each) > 15 for each in tokens)
+
+
+def test_copy_stages() -> None:
+    names = run_blocks("Copy stages")
+    options: dict[str, Any] = {"draft_identity": "a", "target_identity": "b"}
+    ended = threading.Event()
+    with open_receiver(listen="tcp://127.0.0.1:0", **options) as receiver:
+
+        def drafting() -> None:
+            with open_leader(connect=receiver.endpoint, wait_for_peer=False, **options) as leader:
+                names["draft"](leader)
+            ended.set()
+
+        threading.Thread(target=drafting, daemon=True).start()
+        receiver.wait_for_peer()
+        rows = names["target"](receiver, [1, 2, 3])
+    assert len(rows) == 5
+    assert all(abs(float(row.sum()) - 1.0) < 1e-6 for row in rows)
+    assert ended.wait(30)
