@@ -81,11 +81,13 @@ class AttachedLeader(AttachedSide, DraftSide):
             views = SlotViews(region, geometry, shape.vocab_size, writable=True)
             staging = Staging(region, views, shape.dense_row_bytes)
             self._targets.append(_Target(index, staging, shape.max_slots, shape.depth))
+        self._map(attachment.regions)
 
     def _after_join(self) -> None:
         """A draft has nothing to say until it is asked."""
 
     def _parted(self) -> None:
+        self._unmap(touched=False)
         for target in self._targets:
             self._end(target, Reason.PEER_LOST)
 

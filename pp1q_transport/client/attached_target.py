@@ -129,6 +129,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         }
         self._group_size = shape.group_size
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
+        self._map(attachment.regions)
 
     def _after_join(self) -> None:
         for request in self.requests.requests.values():
@@ -136,6 +137,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self.ring()
 
     def _parted(self) -> None:
+        self._unmap(touched=self.copies.running)
         self._session = 0
         self._life += 1
         self._held.clear()

@@ -203,6 +203,11 @@ class CopiesUp:
         self._reap()
 
     @property
+    def running(self) -> bool:
+        """Whether a device may read slots now."""
+        return any(not rows.look() for rows in self._running)
+
+    @property
     def awaited(self) -> bool:
         """Whether some proposal becomes ready once its copies are over."""
         return any(not rows.over for rows in self._running)

@@ -51,6 +51,7 @@ class Leader(Endpoint, DraftSide):
             self._region = Region(geometry.total_bytes, "pp1q-staging")
             views = SlotViews(self._region, geometry, terms.vocab_size, writable=True)
             self._staging = Staging(self._region, views, terms.dense_row_bytes)
+            self._map([self._region])
 
     def _make_session(self, terms: SessionTerms) -> LeaderSession:
         self.prepare(terms)
@@ -155,8 +156,7 @@ class Leader(Endpoint, DraftSide):
         """See `Endpoint.close`; frees the staging memory too."""
         self._close_copies()
         super().close()
-        if self._region is not None:
-            self._region.close()
+        self._unmap(touched=False)
         self._region = None
         self._staging = None
 

@@ -17,6 +17,7 @@ from ..errors import InvalidQ, LocalMisuse, Reason
 from ..session.leader import DRAFTING, SENT, Grant
 from . import rows
 from .copying import HOLDS, LOOK_NS, CopiesDown
+from .mapped import Mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,13 +183,14 @@ def draw_u24(step: Step, position: int) -> int:
     return kernels.draw_u24(step.seed, 1, step.generation, step.round, position)
 
 
-class DraftSide(ABC):
+class DraftSide(Mapped, ABC):
     """What both leaders are: an iterator of STEPs, callbacks, and the way of a row."""
 
     counters: Counters
     log: Any
 
     def __init__(self) -> None:
+        Mapped.__init__(self)
         self.copies = CopiesDown()
         self._on_open: list[Callable[[int, list[int]], None]] = []
         self._on_commit: list[Callable[[int, list[int]], None]] = []

@@ -7,12 +7,13 @@ nothing itself. SPEC sections 4 and 9.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import wire
 from ..errors import LocalMisuse
+from .tensors import as_tensors
 
 if TYPE_CHECKING:
     from array import array
@@ -41,6 +42,14 @@ class Q:
             return float(self.values[token])
         at = int(np.searchsorted(self.ids, token))
         return float(self.values[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
+
+    def torch(self) -> tuple[Any, Any]:
+        """(values, ids) as torch tensors over the same memory, without a copy; ids None for a dense q. Imports torch.
+
+        Never write into them: undefined, and beside a daemon, whose slots are mapped read-only, the end of this process. Raises
+        `ConfigError` when torch is not installed. See `tensors.as_tensor`.
+        """
+        return as_tensors(self.values, self.ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,7 @@ class Receiver(Endpoint, TargetSide):
             self._region = Region(geometry.total_bytes)
             self._table = SlotTable(geometry)
             self._views = SlotViews(self._region, geometry, terms.vocab_size)
+            self._map([self._region])
             self.engine.log.info("slots", bytes=geometry.total_bytes, prefault_ms=round(self._region.prefault_ms, 2))
 
     def _make_session(self, terms: SessionTerms) -> ReceiverSession:
@@ -409,8 +410,6 @@ class Receiver(Endpoint, TargetSide):
         """See `Endpoint.close`. The slot memory goes too, unless a proposal is still held: then with its last view."""
         self._close_copies()
         super().close()
-        if self._region is not None:
-            self._region.close()
         self._region = None
         if self._table is not None and not self._table.not_free():
             self._views = None

@@ -16,6 +16,7 @@ from .._native.kernels import monotonic_ns
 from ..errors import LocalMisuse
 from ..session.requests import Request, RequestTable
 from .copying import LOOK_NS, CopiesUp
+from .mapped import Mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,13 +31,14 @@ TEMPERATURE_MOST: Final = 1e6
 _U64_MAX: Final = (1 << 64) - 1
 
 
-class TargetSide(ABC):
+class TargetSide(Mapped, ABC):
     """Requests of one target process. `requests` outlives sessions and daemons: it is the truth about committed tokens."""
 
     counters: Counters
     log: Any
 
     def __init__(self) -> None:
+        Mapped.__init__(self)
         self.requests = RequestTable()
         self.copies = CopiesUp(self)
         self.nudge: Callable[[], None] = _nobody
@@ -206,6 +208,7 @@ class TargetSide(ABC):
         if left:
             self.counters.add("copies_left_running", left)
             self.log.warning("copies_left_running", proposals=left)
+        self._unmap(touched=left > 0)
 
     def step(self, request: Request, **options: Any) -> Proposal:
         """`enqueue` and `wait` in one; the same options."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import re
 import socket
 import threading
@@ -92,3 +93,26 @@ def test_copy_stages() -> None:
     assert len(rows) == 5
     assert all(abs(float(row.sum()) - 1.0) < 1e-6 for row in rows)
     assert ended.wait(30)
+
+
+def test_tensors_and_pinned_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything but `acceptance`, which needs torch."""
+    names = run_blocks("Tensors")
+    with open_receiver(listen="tcp://127.0.0.1:0") as receiver, open_leader(connect=receiver.endpoint) as leader:
+        names["report"](receiver)
+        while not (receiver.up and leader.up):
+            leader.poll()
+            receiver.poll()
+        ticket = receiver.enqueue(receiver.open_request(1, [1, 2, 3]), support=4, depth=2)
+        while (step := leader.next_step()) is None:
+            receiver.poll()
+        for position in step.positions:
+            assert step.put(position, weights=np.ones(VOCAB)) is not None
+        while not ticket.settled:
+            leader.poll()
+            receiver.poll()
+        with ticket.wait() as proposal:
+            if importlib.util.find_spec("torch") is not None:
+                assert names["acceptance"](proposal, np.full((2, VOCAB), 1 / VOCAB)) == [4 / VOCAB, 4 / VOCAB]
+    told = capsys.readouterr().out
+    assert "not pinned: " in told or "registered" in told
