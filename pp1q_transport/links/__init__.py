@@ -6,13 +6,21 @@ bytes go and its outbox what to send.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..memory import ReadMemory
+    from ..session.outbox import Outbox
 
 
 class Link(Protocol):
     """What the engine needs of a link. Codes are those of `Reason`."""
 
     kind: str
+    outbox: Outbox
+    bytes_in: int
+    bytes_out: int
+    error_number: int  # the errno that ended the link, 0 when none did
 
     def pump(self, now_ns: int) -> int:
         """Moves what can be moved now. Bytes moved (0 = nothing to do), or -code when the link is unusable."""
@@ -25,6 +33,9 @@ class Link(Protocol):
 
     def fence(self, slot: int) -> bool:
         """After this, no byte can land in `slot`. True when a payload was landing there."""
+
+    def say_last(self, frame: ReadMemory) -> bool:
+        """A frame past an empty outbox, as a farewell before `close`. False when it was not taken whole at once."""
 
     def describe(self) -> dict[str, object]:
         """What runs: kind, addresses, options, as logs and reports print it."""
