@@ -144,7 +144,7 @@ class ProvingPort(Generic[J]):
 
 
 class ProvingDialer(Generic[J]):
-    """Connects `sock` to a data port, proves itself, waits for the peer's proof. `poll` until it returns a connection or raises."""
+    """Connects `sock` to a data port, proves itself, waits for the peer's proof: `poll` until that, or a fault."""
 
     def __init__(self, agreement: Agreement, now_ns: int, sock: socket.socket) -> None:
         self._agreement = agreement

@@ -1,6 +1,7 @@
 """The tcp link's data port and the dial to it: sockets that notice a vanished host, of the address family that is asked for.
 
-Between the operating system and `proving`, which cuts off whatever does not prove itself; a proven connection is a socket. SPEC 2.
+Between the operating system and `proving`, which cuts off whatever does not prove itself; a proven connection is a socket.
+SPEC section 2.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class DemoOptions:
     vocab_size: int = 129280
     support: int | None = None
     requests: int = REQUESTS
+    link: str = "tcp"
     faults: FaultRates = field(default_factory=FaultRates)
 
     @property
@@ -69,6 +70,7 @@ class DemoOptions:
             "max_slots": 2 * self.requests,
             "draft_identity": name + "-draft",
             "target_identity": name + "-target",
+            "link_kinds": (self.link,),
         }
 
 
@@ -91,6 +93,7 @@ class DemoResult:
     pit_tokens: int = 0
     slots_not_free: int = 0
     sessions: int = 0
+    link: str = ""  # the kind that ran
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -287,6 +290,8 @@ class DemoTarget:
         for _ in range(5):
             try:
                 _re_form(self.receiver)
+                if self.receiver.engine.link is not None:
+                    self.result.link = self.receiver.engine.link.kind
                 self.receiver.send_message("options", {"done": True})
                 body = self.receiver.wait_for_message("report", RECONNECT_S)
                 return _parse_injected(body)
