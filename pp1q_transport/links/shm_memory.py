@@ -18,7 +18,7 @@ from ..errors import PeerFault, Reason
 if TYPE_CHECKING:
     import socket
 
-RING_BYTES: Final = 1 << 20  # each way; docs/measurements.md
+RING_BYTES: Final = 1 << 21  # each way; docs/measurements.md
 LEAST_RING_BYTES: Final = 1 << 12
 MOST_RING_BYTES: Final = 1 << 26
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
