@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -144,9 +145,8 @@ def test_another_user_is_cut_off_before_it_may_prove_anything() -> None:
         sock.send(proof_frame(theirs))
         eventually(lambda: port.counters.of(Reason.AUTH_FAILED), lambda: port.port.poll(monotonic_ns()))
         assert port.port.half_open == 0
-        with pytest.raises(ConnectionError):
-            assert sock.recv(1), "hung up on"
-            raise ConnectionError
+        with suppress(ConnectionResetError):  # it was hung up on with its proof unread
+            assert sock.recv(1) == b"", "no proof for it"
     assert port.counters.get("links_cut_off") == 1
     port.port.close()
 
