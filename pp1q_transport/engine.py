@@ -17,7 +17,7 @@ from ._native.net import POLLIN
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
 from .forming import Formed, Forming, Said
-from .links.tcp import TcpLink
+from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
 from .session.machine import SessionMachine
@@ -25,10 +25,11 @@ from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Set
 
     from .keys import KeyConfig
+    from .links.proving import Joined
+    from .links.stream import StreamLink
     from .session.hello import Hello
     from .session.outbox import Outbox
 
@@ -46,7 +47,6 @@ IMPLEMENTED: Final[dict[str, object]] = {
     "rng_abi": hello_fields.RNG_ABI,
     "precision": "fp32-le",
     "digest": "xxh3-64",
-    "link_kinds": ("tcp",),
     "group_size": 1,
     "group_mode": "replicate",
     "rank": 0,
@@ -87,6 +87,14 @@ class EngineConfig:
         for name, value in IMPLEMENTED.items():
             if getattr(self.hello, name) != value:
                 raise ConfigError(f"{name} {getattr(self.hello, name)!r} is not part of this build, which has {value!r}")
+        if len(self.hello.link_kinds) != 1 or self.link not in KINDS:
+            # One kind, which both sides state: nothing falls back to another.
+            raise ConfigError(f"link_kinds {self.hello.link_kinds!r}: one engine has one kind of link, {' or '.join(KINDS)}")
+
+    @property
+    def link(self) -> str:
+        """The kind of link, as HELLO states it: "tcp" or "shm"."""
+        return self.hello.link_kinds[0]
 
 
 class OutboxFilter(Protocol):
@@ -121,7 +129,7 @@ class Engine:
         self.phase = Phase.DOWN
         self.changed_ns = monotonic_ns()  # when it came up or went down last
         self.session: SessionMachine | None = None
-        self.link: TcpLink | None = None
+        self.link: StreamLink | None = None
         self.agreement: Agreement | None = None
         self.inbox: list[tuple[str, object]] = []  # control messages for the owner: (kind, body)
         self.parted = False  # the last session ended with the peer's goodbye
@@ -203,7 +211,7 @@ class Engine:
             timeout_ns = max(0, min(timeout_ns, self._filter_due_ns - monotonic_ns()))
         self.link.wait(min(timeout_ns, CONTROL_EVERY_NS), -1)
 
-    def _spin(self, link: TcpLink) -> None:
+    def _spin(self, link: StreamLink) -> None:
         try:
             moved = link.pump_until(SPIN_TRIES)
         except PeerFault as fault:
@@ -221,16 +229,21 @@ class Engine:
             watched.extend(self.link.watch())
         return watched
 
-    def watched(self) -> tuple[object, ...]:
-        """What `watch` depends on: while this stays equal, its answer does. Prepares for the sleep as `watch` does."""
+    def rest(self) -> tuple[object, ...] | None:
+        """Prepares for the owner's sleep, which `woke` must follow. None: there is something to do, don't sleep; else what
+        `watch` depends on: while this stays equal, so does its answer."""
         link = self.link
         if link is None:
             return tuple(self._forming.descriptors())
-        return (link, link.rest(), self._forming.descriptors_changed)
+        how = link.rest()
+        return None if how < 0 else (link, how, self._forming.descriptors_changed)
 
     def woke(self, ready: Set[int]) -> None:
         """The owner's sleep is over, by these descriptors: what the control plane has is looked at in the next `poll`."""
-        if self.link is None or not ready.isdisjoint(self._forming_fds):
+        link = self.link
+        if link is not None:
+            link.rise(link.fd in ready)
+        if link is None or not ready.isdisjoint(self._forming_fds):
             self._forming_ns = 0
 
     def flush(self) -> None:
@@ -279,7 +292,7 @@ class Engine:
             raise
         for event in events:
             if isinstance(event, Formed):
-                self._up(event.sock, event.agreement)
+                self._up(event.joined, event.agreement)
             elif isinstance(event, Said):
                 if len(self.inbox) < INBOX_AT_MOST:
                     self.inbox.append((event.kind, event.body))
@@ -298,13 +311,13 @@ class Engine:
 
     # ---- sessions -----------------------------------------------------------------------------------------------
 
-    def _up(self, sock: socket.socket, agreement: Agreement) -> None:
+    def _up(self, joined: Joined, agreement: Agreement) -> None:
         self.agreement = agreement
         terms = terms_of(agreement)
         try:
             self.session = self._make_session(terms)
         except PeerFault as fault:  # a session of other sizes, while slots of the last one are still read
-            sock.close()
+            joined.close()
             self.counters.refuse(fault.reason)
             self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
             self._forming.back_off(monotonic_ns())
@@ -313,7 +326,7 @@ class Engine:
         if self.config.wrap_outbox is not None:
             self._filter = self.config.wrap_outbox(outbox)
             outbox = self._filter.outbox
-        self.link = TcpLink(sock, self.session, outbox)
+        self.link = KINDS[self.config.link].link(joined, self.session, outbox)
         self.phase = Phase.UP
         self.changed_ns = monotonic_ns()
         self.parted = False
@@ -359,14 +372,11 @@ class Engine:
                 raise PeerFault(reason, "the link is gone")
             self.close()
 
-    def _tell(self, link: TcpLink, session: SessionMachine, reason: Reason) -> None:
+    def _tell(self, link: StreamLink, session: SessionMachine, reason: Reason) -> None:
         """Best effort: a STATUS names the reason to the peer before the link closes."""
         frame = session.farewell(reason)
-        if link.outbox.empty():
-            try:
-                link.sock.send(frame)
-            except OSError as error:
-                self.log.debug("status_not_sent", error=error.strerror)
+        if link.outbox.empty() and not link.say_last(frame):
+            self.log.debug("status_not_sent", reason=reason.value)
 
     def fail(self, reason: Reason) -> None:
         """Ends the session because this side can't go on with it (a full outbox, a counter that ran out)."""

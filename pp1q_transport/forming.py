@@ -15,7 +15,7 @@ from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .errors import ConfigError, PeerFault, Reason, Refused
-from .links.tcp_port import TcpDialer, TcpPort
+from .links.kinds import KINDS
 from .logs import logger
 from .session.negotiate import (
     Agreement,
@@ -29,11 +29,11 @@ from .session.negotiate import (
 )
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping
 
     from .counters import Counters
     from .keys import KeyConfig
+    from .links.proving import Joined, ProvingDialer, ProvingPort
     from .session.hello import Hello
 
 BACKOFF_FIRST_NS: Final = 20_000_000
@@ -44,9 +44,9 @@ PENDING_AT_MOST: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A proven link and what both sides agreed on."""
+    """A proven connection, as the link of the agreed kind takes it, and what both sides agreed on."""
 
-    sock: socket.socket
+    joined: Joined
     agreement: Agreement
 
 
@@ -96,13 +96,14 @@ class Forming:
         self._peer: bytes = b""
         self._gone: bytes = b""
         self._connector: Connector | None = None
-        self._dialer: TcpDialer | None = None
+        self._kind = KINDS[hello.link_kinds[0]]
+        self._dialer: ProvingDialer[Joined] | None = None
         self._agreement: Agreement | None = None
         self._random = random.Random(backoff_seed)
         self._backoff_ns = BACKOFF_FIRST_NS
         self._retry_ns = 0
         self._complained: Reason | None = None
-        self._port: TcpPort | None = None
+        self._port: ProvingPort[Joined] | None = None
         self._control: ControlListener | ControlConnector
         if listen is not None:
             self._control = ControlListener(listen, keys, counters=counters)
@@ -112,9 +113,9 @@ class Forming:
         else:
             self._control = self._dial_control()
 
-    def _open_port(self, host: str) -> TcpPort:
+    def _open_port(self, host: str) -> ProvingPort[Joined]:
         try:
-            return TcpPort(host, 0, self._find_pending, self.counters)
+            return self._kind.open_port(host, self._find_pending, self.counters)
         except ConfigError:
             self._control.close()
             raise
@@ -150,8 +151,8 @@ class Forming:
                 self._log.warning("key_refused", reason=Reason.AUTH_FAILED.value, public_key=key, address=address)
         if self._port is not None:
             self._expire_pending(now_ns)
-            for sock, agreement in self._port.poll(now_ns):
-                self._proven(sock, agreement, busy, events)
+            for joined, agreement in self._port.poll(now_ns):
+                self._proven(joined, agreement, busy, events)
         elif not busy:
             self._attempt(now_ns, events)
         return events
@@ -235,7 +236,8 @@ class Forming:
             self._agreement = self._connector.receive(message, now_ns)
             self._connector = None
             address = self._control.address
-            self._dialer = TcpDialer(self._agreement, now_ns, address.host if address.scheme == "tcp" else "127.0.0.1")
+            host = address.host if address.scheme == "tcp" else "127.0.0.1"
+            self._dialer = self._kind.dial(self._agreement, now_ns, host)
         else:
             kind = message_kind(message)
             if kind == "keepalive" or (kind == "goodbye" and not busy):
@@ -289,16 +291,16 @@ class Forming:
             del self._pending[session]
             self.counters.add("links_never_proven")
 
-    def _proven(self, sock: socket.socket, agreement: Agreement, busy: bool, events: list[Event]) -> None:
+    def _proven(self, joined: Joined, agreement: Agreement, busy: bool, events: list[Event]) -> None:
         """A proof came. One joins one link: a copy of it, found in the same look at the port, is cut off."""
         entry = self._pending.pop(agreement.session, None)
         if entry is None or busy or any(isinstance(event, Formed) for event in events):
-            sock.close()
+            joined.close()
             self.counters.add("links_cut_off")
             self.counters.refuse(Reason.SESSION_MISMATCH if entry is None else Reason.OVERLOAD)
             return
         self._peer = entry[0]
-        events.append(Formed(sock, agreement))
+        events.append(Formed(joined, agreement))
 
     # ---- the connector's attempts -------------------------------------------------------------------------------
 
@@ -306,11 +308,11 @@ class Forming:
         """The next move: say HELLO when the backoff is over, watch for the answer, dial the data port."""
         try:
             if self._dialer is not None:
-                sock = self._dialer.poll(now_ns)
-                if sock is not None:
+                joined = self._dialer.poll(now_ns)
+                if joined is not None:
                     self._dialer = None
                     assert self._agreement is not None
-                    events.append(Formed(sock, self._agreement))
+                    events.append(Formed(joined, self._agreement))
             elif self._connector is not None:
                 self._connector.tick(now_ns)
             elif now_ns >= self._retry_ns:
