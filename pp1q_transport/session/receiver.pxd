@@ -18,7 +18,6 @@ cdef uint32_t _NO_PROOF
 cdef class ReceiverSession(SessionMachine):
     cdef public SlotTable table
     cdef public uint8_t[::1] memory
-    cdef public object group
     cdef public Watchdog watchdog
     cdef public DenseCursor cursor
     cdef public list settled, fences

@@ -14,7 +14,6 @@ from ..errors import LocalMisuse, PeerFault, Reason
 from ..wire import Header
 from . import slots as st
 from .assembler import Landing
-from .group import Group
 from .machine import SessionMachine
 from .outbox import NO_KEY
 from .slots import Slot, SlotTable
@@ -77,7 +76,6 @@ class ReceiverSession(SessionMachine):
         self.table: SlotTable = table
         self.memory: Memory = memory
         self.watchdog: Watchdog = Watchdog(table.count)
-        self.group = Group()
         self.cursor: DenseCursor = DenseCursor()
         self.settled: list[Slot] = []
         self.fences: list[int] = []
@@ -226,8 +224,7 @@ class ReceiverSession(SessionMachine):
             slot.move(st.FENCED)
 
     def lost(self, reason: Reason) -> None:
-        """The link is gone (so nothing can land): every landing generation is void, the epoch ends."""
-        self.group.end_epoch()
+        """The link is gone (so nothing can land): every landing generation is void."""
         for slot in self.table.slots:
             if slot.state in (st.GRANTED, st.LANDING):
                 self.discard(slot, reason.code)
@@ -440,14 +437,13 @@ class ReceiverSession(SessionMachine):
         if code:
             self.discard(slot, code)
             return
-        if self.group.vote_ready(slot.index, slot.generation):
-            slot.move(2)
-            slot.decided = True
-            slot.ready_ns = now_ns
-            self.watchdog.disarm(slot.index)
-            self.ready += 1
-            self.bytes_ready += slot.reply_bytes
-            self.settled.append(slot)
+        slot.move(2)
+        slot.decided = True
+        slot.ready_ns = now_ns
+        self.watchdog.disarm(slot.index)
+        self.ready += 1
+        self.bytes_ready += slot.reply_bytes
+        self.settled.append(slot)
 
     def _judge_completion(self, slot: Slot, header: Header) -> int:
         if header.position != slot.anchor:
