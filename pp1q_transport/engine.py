@@ -19,6 +19,7 @@ from .forming import Formed, Forming, Said
 from .links.tcp import TcpLink
 from .logs import logger
 from .session import hello as hello_fields
+from .session.group import MAX_RANKS
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
@@ -46,9 +47,7 @@ IMPLEMENTED: Final[dict[str, object]] = {
     "precision": "fp32-le",
     "digest": "xxh3-64",
     "link_kinds": ("tcp",),
-    "group_size": 1,
     "group_mode": "replicate",
-    "rank": 0,
 }
 
 
@@ -85,6 +84,20 @@ class EngineConfig:
         for name, value in IMPLEMENTED.items():
             if getattr(self.hello, name) != value:
                 raise ConfigError(f"{name} {getattr(self.hello, name)!r} is not part of this build, which has {value!r}")
+        _judge_group(self.hello)
+
+
+def _judge_group(hello: Hello) -> None:
+    """The place in a rank group that this build can take: rank 0 faces the leader, every other rank has its link to rank 0."""
+    if hello.group_size > MAX_RANKS:
+        raise ConfigError(f"group_size {hello.group_size} is not part of this build, which has groups of 1..{MAX_RANKS}")
+    on_a_group_link = hello.role in (Role.COORDINATOR, Role.MEMBER)
+    if on_a_group_link and hello.group_size < 2:
+        raise ConfigError(f"a {hello.role} needs a group_size of 2..{MAX_RANKS}: a group of one has no group link")
+    if hello.role is Role.MEMBER and not 1 <= hello.rank < hello.group_size:
+        raise ConfigError(f"rank {hello.rank} of a member is outside 1..{hello.group_size - 1}")
+    if hello.role is not Role.MEMBER and hello.rank:
+        raise ConfigError(f"a {hello.role} is rank 0, not {hello.rank}: the other ranks are members")
 
 
 class OutboxFilter(Protocol):
@@ -384,9 +397,10 @@ class Engine:
 
 
 def terms_of(agreement: Agreement) -> SessionTerms:
-    """The numbers of an agreement that both session machines run by."""
+    """The numbers of an agreement that both session machines run by. On a group link the coordinator, which sends the rows,
+    stands where the leader does on others."""
     ours, theirs = agreement.ours, agreement.theirs
-    leader, receiver = (ours, theirs) if ours.role is Role.LEADER else (theirs, ours)
+    leader, receiver = (ours, theirs) if ours.role.sends_rows else (theirs, ours)
     return SessionTerms(
         session=agreement.session,
         leader_nonce=leader.boot_nonce,

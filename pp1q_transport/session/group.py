@@ -327,7 +327,9 @@ class Coordinator:
     def fail(self, slot: int, generation: int, code: int) -> list[Action]:
         """A failure seen at rank 0 (its own rows, the budget, a cancellation), after its own ready vote too. Decides, unless
         it is decided already."""
-        proposal = self._known(slot, generation)
+        proposal = self.proposals.get(slot)
+        if proposal is None or proposal.generation != generation:
+            raise LocalMisuse(f"slot {slot} generation {generation} was not granted")
         if proposal.fate is not Fate.VOTING:
             return []
         proposal.code = code
