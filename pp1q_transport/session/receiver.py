@@ -124,24 +124,29 @@ class ReceiverSession(LandingSession):
         h.temperature = temperature
         h.support_policy = support
         h.budget_us = budget_us
-        slot.request = h.request
-        slot.request_generation = h.request_generation
-        slot.round = h.round
-        slot.anchor = h.position
-        slot.depth = depth
+        self._mark(slot, h, now_ns)
         slot.seed = request.seed
-        slot.representation = representation
-        slot.support = support
-        slot.context = h.step_context()
-        slot.enqueued_ns = now_ns
-        slot.deadline_ns = now_ns + budget_us * 1000
-        slot.consumers = 1
-        self.watchdog.arm(slot.index, slot.deadline_ns)
         request.in_flight = True
         if self.group is not None:
             self.group.granted(slot, h)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
         return slot
+
+    def _mark(self, slot: Slot, h: Header, now_ns: int) -> None:
+        """Writes what the STEP grants into the slot, and arms its budget."""
+        budget_us = h.budget_us  # a 64-bit local in the compiled build: a thousand times a u32 is none
+        slot.request = h.request
+        slot.request_generation = h.request_generation
+        slot.round = h.round
+        slot.anchor = h.position
+        slot.depth = h.depth
+        slot.representation = h.representation
+        slot.support = h.support_policy
+        slot.context = h.step_context()
+        slot.enqueued_ns = now_ns
+        slot.deadline_ns = now_ns + budget_us * 1000
+        slot.consumers = 1
+        self.watchdog.arm(slot.index, slot.deadline_ns)
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens of a round (verified or target-only) and tells the leader (COMMIT). `ProposalDiscarded(peer_lost)`, and
