@@ -20,6 +20,7 @@ from .forming import Formed, Forming, Said
 from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
+from .session.group import MAX_RANKS
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
@@ -47,9 +48,7 @@ IMPLEMENTED: Final[dict[str, object]] = {
     "rng_abi": hello_fields.RNG_ABI,
     "precision": "fp32-le",
     "digest": "xxh3-64",
-    "group_size": 1,
     "group_mode": "replicate",
-    "rank": 0,
 }
 
 
@@ -90,11 +89,25 @@ class EngineConfig:
         if len(self.hello.link_kinds) != 1 or self.link not in KINDS:
             # One kind, which both sides state: nothing falls back to another.
             raise ConfigError(f"link_kinds {self.hello.link_kinds!r}: one engine has one kind of link, {' or '.join(KINDS)}")
+        _judge_group(self.hello)
 
     @property
     def link(self) -> str:
         """The kind of link, as HELLO states it: "tcp" or "shm"."""
         return self.hello.link_kinds[0]
+
+
+def _judge_group(hello: Hello) -> None:
+    """The place in a rank group that this build can take: rank 0 faces the leader, every other rank has its link to rank 0."""
+    if hello.group_size > MAX_RANKS:
+        raise ConfigError(f"group_size {hello.group_size} is not part of this build, which has groups of 1..{MAX_RANKS}")
+    on_a_group_link = hello.role in (Role.COORDINATOR, Role.MEMBER)
+    if on_a_group_link and hello.group_size < 2:
+        raise ConfigError(f"a {hello.role} needs a group_size of 2..{MAX_RANKS}: a group of one has no group link")
+    if hello.role is Role.MEMBER and not 1 <= hello.rank < hello.group_size:
+        raise ConfigError(f"rank {hello.rank} of a member is outside 1..{hello.group_size - 1}")
+    if hello.role is not Role.MEMBER and hello.rank:
+        raise ConfigError(f"a {hello.role} is rank 0, not {hello.rank}: the other ranks are members")
 
 
 class OutboxFilter(Protocol):
@@ -422,9 +435,10 @@ class Engine:
 
 
 def terms_of(agreement: Agreement) -> SessionTerms:
-    """The numbers of an agreement that both session machines run by."""
+    """The numbers of an agreement that both session machines run by. On a group link the coordinator, which sends the rows,
+    stands where the leader does on others."""
     ours, theirs = agreement.ours, agreement.theirs
-    leader, receiver = (ours, theirs) if ours.role is Role.LEADER else (theirs, ours)
+    leader, receiver = (ours, theirs) if ours.role.sends_rows else (theirs, ours)
     return _terms(ours, agreement.session, leader.boot_nonce, receiver.boot_nonce)
 
 

@@ -60,7 +60,10 @@ def open_leader(config: EngineConfig | None = None, **options: Any) -> Leader:
 
 def open_receiver(config: EngineConfig | None = None, **options: Any) -> Receiver:
     """The target side, embedded in this process: from a `config`, or from the options of `configure`."""
-    return Receiver(_config(Role.RECEIVER, config, options))
+    chosen = _config(Role.RECEIVER, config, options)
+    if chosen.hello.group_size != 1:
+        raise ConfigError(f"group_size {chosen.hello.group_size} needs a daemon a rank: an embedded receiver is a group of one")
+    return Receiver(chosen)
 
 
 def attach_leader(path: str | Path, *, idle: Idle | str = "block") -> AttachedLeader:
