@@ -16,7 +16,7 @@ from ._native.kernels import monotonic_ns
 from ._native.net import POLLIN
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
-from .forming import Formed, Forming, Said
+from .forming import Event, Formed, Forming, Said
 from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
@@ -39,6 +39,8 @@ SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
 PUMPS_AFTER_THE_END: Final = 256
 INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
+_BUSY: Final = frozenset({0})
+_FREE: Final[frozenset[int]] = frozenset()
 
 
 # What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
@@ -119,6 +121,42 @@ class OutboxFilter(Protocol):
         """Moves what may move now; returns the time in ns at which more will be due, or None."""
 
 
+class Forms(Protocol):
+    """How an engine comes to its sessions: a `Forming` of its own, or a `seating.Seat` at one that several engines share."""
+
+    @property
+    def endpoint(self) -> str:
+        """The control endpoint in use."""
+
+    @property
+    def descriptors_changed(self) -> tuple[int, int]:
+        """Differs whenever `descriptors` does."""
+
+    def descriptors(self) -> list[int]:
+        """What to watch."""
+
+    def poll(self, now_ns: int, busy: Set[int]) -> list[Event]:
+        """See `Forming.poll`."""
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `Forming.wait`."""
+
+    def say(self, kind: str, body: Mapping[str, object]) -> None:
+        """See `Forming.say`."""
+
+    def goodbye(self) -> None:
+        """See `Forming.goodbye`."""
+
+    def back_off(self, now_ns: int) -> None:
+        """See `Forming.back_off`."""
+
+    def settled(self) -> None:
+        """See `Forming.settled`."""
+
+    def close(self) -> None:
+        """See `Forming.close`."""
+
+
 def new_boot_nonce() -> int:
     """A random non-zero u64 that names this process life."""
     return int.from_bytes(os.urandom(8), "little") or 1
@@ -136,6 +174,7 @@ class Engine:
         on_up: Callable[[], None],
         on_down: Callable[[Reason], None],
         counters: Counters | None = None,
+        forming: Forms | None = None,
     ) -> None:
         self.config = config
         self.counters = counters or Counters()
@@ -159,7 +198,7 @@ class Engine:
         self._inside = threading.RLock()
         self._pid = os.getpid()
         self._wait_for_peer = config.wait_for_peer
-        self._forming = Forming(
+        self._forming: Forms = forming or Forming(
             config.hello,
             config.listen,
             config.connect,
@@ -295,7 +334,7 @@ class Engine:
 
     def _poll_forming(self, now_ns: int) -> None:
         try:
-            events = self._forming.poll(now_ns, self.phase is Phase.UP)
+            events = self._forming.poll(now_ns, _BUSY if self.phase is Phase.UP else _FREE)
         except PeerFault:
             # The control plane is over, and with it the session: its slots are settled before anybody hears of it.
             self._pump_rest()

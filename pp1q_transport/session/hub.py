@@ -122,6 +122,12 @@ class RankGroup:
             raise ProposalDiscarded(Reason.PEER_LOST, request, round)
         del self._commitable[request]
 
+    def refuse_step(self, request: int, generation: int, round: int, reason: Reason) -> None:
+        """Rank 0 sends no STEP for this round of a request (no session, a breaker, a drain): every rank is told, so that none
+        waits for a grant that never comes."""
+        for hub in self.hubs.values():
+            hub.refuse_step(request, generation, round, reason)
+
     def forget(self, request: int) -> None:
         """The request is closed."""
         self._commitable.pop(request, None)
@@ -309,6 +315,16 @@ class HubSession(SessionMachine):
         h.slot_generation = decision.generation
         h.epoch = decision.epoch
         h.status = decision.code
+        self._send(h)
+
+    def refuse_step(self, request: int, generation: int, round: int, reason: Reason) -> None:
+        """STATUS about a STEP that was not sent."""
+        h = self.blank(wire.STATUS)
+        h.request = request
+        h.request_generation = generation
+        h.round = round
+        h.subject = wire.STEP
+        h.status = reason.code
         self._send(h)
 
     def announce(self, action: Announce) -> None:

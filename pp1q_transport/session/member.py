@@ -11,6 +11,7 @@ What the owner (a daemon) does, all in one thread:
 - gives slots back with `release` of the session (of the table while there is none), so that rank 0 hears of it;
 - while `asking`, hands the digest of its target process's committed state to `agree`, which waits until every slot is FREE; holds
   commits back from then until `open`;
+- reads `refusals`: rounds of a request for which there will be no grant;
 - calls `leave(reason)` when its target process is gone, and releases what that process held;
 - asks `may_commit` before its target process commits a proposal: after the epoch's end the answer is no (`peer_lost`).
 """
@@ -61,6 +62,7 @@ class MemberSession(LandingSession):
         if table.rank != member.rank:
             raise LocalMisuse(f"the slot table of rank {table.rank} at rank {member.rank}")
         self.member: Member = member
+        self.refusals: list[tuple[int, int, int, Reason]] = []  # (request, generation, round, why): rank 0 sent no STEP
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
 
@@ -214,6 +216,9 @@ class MemberSession(LandingSession):
             return 0
         if not 1 <= header.status <= len(Reason):
             return -_RESERVED_BITS
+        if header.subject == wire.STEP:
+            self.refusals.append((header.request, header.request_generation, header.round, Reason.from_code(header.status)))
+            return 0
         self.counters.add("peer_status")
         self.peer_status = header.status
         self.news.append(("coordinator_status", Reason.from_code(header.status), header.slot, header.slot_generation))
