@@ -69,8 +69,9 @@ class Journal:
             self.rounds[request] = entry["round"]
             self.done += entry["rounds"]
 
-    def add(self, request: Request, before: int, rounds: int) -> None:
-        """Notes what `request` gained (or, agreed by the group, lost) since it had `before` tokens."""
+    def add(self, request: Request, before: int, rounds: int, number: int = 0, drafted: int | None = None) -> None:
+        """Notes what `request` gained (or, agreed by the group, lost) since it had `before` tokens, in round `number`, whose
+        proposal was of generation `drafted`, or None when it went on alone."""
         self._write(
             {
                 "request": request.request,
@@ -79,6 +80,8 @@ class Journal:
                 "generation": request.generation,
                 "round": request.round,
                 "rounds": rounds,
+                "number": number,
+                "drafted": drafted,
             }
         )
 
@@ -112,9 +115,9 @@ class JournaledLoop(TargetLoop):
         self.result.tokens[number] = tokens[len(PROMPT) :]
         return self.receiver.open_request(number, tokens, seed=seed, generation=generation)
 
-    def after_round(self, request: Request, before: int) -> None:
+    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
         """See `TargetLoop.after_round`."""
-        self.journal.add(request, before, 1)
+        self.journal.add(request, before, 1, round_number, drafted)
 
 
 class FileCollective:
