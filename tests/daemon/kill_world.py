@@ -2,9 +2,9 @@
 
     python tests/daemon/kill_world.py --kills 50 --ranks 1
 
-Between `toy.sidecar.Deployment` and the operating system. After every kill: nobody hangs, every other process is the same and goes
-on, nothing leaks, no file is left; in the end all slots are FREE and the committed tokens are what their rounds give without any
-transport. Prints how long it took until a proposal asked for after the kill was ready at every rank.
+Between `toy.sidecar.Deployment` and the operating system. After every kill: nobody hangs, every other process is the same and
+goes on, nothing leaks, no file is left; in the end all slots are FREE and the committed tokens are what their rounds give without
+any transport. Prints how long it took until a proposal asked for after the kill was ready at every rank.
 """
 
 from __future__ import annotations
@@ -266,9 +266,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sparse", type=int, help="sparse q of this support; dense otherwise")
+    parser.add_argument("--vocab", type=int, default=512)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    with KillWorld(given.ranks, given.seed, given.sparse) as world:
+    with KillWorld(given.ranks, given.seed, given.sparse, given.vocab) as world:
         world.start()
         order = world.victims * given.kills
         world.random.shuffle(order)
