@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BACKOFF_FIRST_NS: Final = 20_000_000
-BACKOFF_MOST_NS: Final = 1_000_000_000
+BACKOFF_MOST_NS: Final = 1_000_000_000  # after a refusal
+ABSENT_MOST_NS: Final = 100_000_000  # while nobody listens: a look costs some microseconds of this host and disturbs nobody
 LOOK_AT_MOST_NS: Final = 50_000_000
 SEND_AT_MOST_NS: Final = 2_000_000_000
 FULL_PAUSE_NS: Final = 200_000
@@ -105,9 +106,9 @@ class AttachedSide(ABC):
         self._back_off()
         self._parted()
 
-    def _back_off(self) -> None:
+    def _back_off(self, most_ns: int = ABSENT_MOST_NS) -> None:
         self._retry_ns = monotonic_ns() + int(self._backoff_ns * self._random.uniform(0.5, 1.5))
-        self._backoff_ns = min(self._backoff_ns * 2, BACKOFF_MOST_NS)
+        self._backoff_ns = min(self._backoff_ns * 2, most_ns)
 
     def _rejoin(self) -> None:
         """Looks for the daemon if it is time to. Its absence is nothing to raise: it may be restarting."""
@@ -117,7 +118,7 @@ class AttachedSide(ABC):
             self._join()
         except (ConfigError, PeerFault) as fault:
             self.log.debug("no_daemon", detail=str(fault))
-            self._back_off()
+            self._back_off(ABSENT_MOST_NS if isinstance(fault, ConfigError) else BACKOFF_MOST_NS)
 
     # ---- records ------------------------------------------------------------------------------------------------
 

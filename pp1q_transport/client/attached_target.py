@@ -65,9 +65,10 @@ class RecordTicket:
             self._receiver.serve(self.deadline_ns)
             if monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
                 self._receiver.give_up_daemon()
-        if self.facts is not None:
+        if self.facts is not None and self._receiver.holds(self.facts):
             return Proposal(self._receiver, self.request, self.facts)
-        assert self.reason is not None
+        if self.reason is None:
+            self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
         raise ProposalDiscarded(self.reason, self.request.request, self.round)
 
 
@@ -316,9 +317,13 @@ class AttachedReceiver(AttachedSide, TargetSide):
         )
         self.ring()
 
+    def holds(self, facts: ProposalFacts) -> bool:
+        """Whether the daemon that said a proposal is ready is still the one there is."""
+        return facts.life == self._life
+
     def check_held(self, facts: ProposalFacts) -> None:
         """See `ProposalHolder.check_held`."""
-        if facts.life != self._life:
+        if not self.holds(facts):
             raise ProposalDiscarded(Reason.PEER_LOST, round=facts.round)
         if self._held.get(facts.slot) != facts.slot_generation:
             raise LocalMisuse("this proposal is released already")

@@ -7,6 +7,7 @@ answered at once with `peer_lost`, so that targets go on alone instead of waitin
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final
 
 from ..client.draft import Leader
@@ -48,6 +49,13 @@ class ServedLeader(Leader):
         if self.on_edge is not None:
             self.on_edge(self.session.terms.session, 0)
 
+    def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:
+        """See `Step.fail`. A target that takes no answers any more loses its session; the daemon goes on with the others."""
+        try:
+            super().fail(grant, generation, reason, target)
+        except PeerFault as fault:
+            self.engine.fail(fault.reason)
+
     def _on_down(self, reason: Reason) -> None:
         self._rows_before = self.rows_done()
         super()._on_down(reason)
@@ -74,7 +82,7 @@ class DraftPort:
         target = leader.target
 
         def opened(request: int, tokens: list[int]) -> None:
-            self._opened(leader, request)
+            self._opened(leader, request, _int32(tokens))
 
         def committed(request: int, tokens: list[int]) -> None:
             payload = _int32(tokens)
@@ -98,24 +106,27 @@ class DraftPort:
         leader.on_reset(reset)
         leader.on_close(closed)
 
-    def _opened(self, leader: ServedLeader, number: int) -> None:
+    def _opened(self, leader: ServedLeader, number: int, tokens: bytes) -> None:
+        """`tokens` are those it was opened with: what was committed since, perhaps in the same breath, is told by itself."""
         request = leader.requests.get(number)
         if request is not None:  # or it was closed in the same breath
-            fields = (number, request.seed, leader.target, request.max_position, request.generation, len(request.tokens))
-            self._send(m.OPENED, *fields, payload=request.tokens.tobytes())
+            fields = (number, request.seed, leader.target, request.max_position, request.generation, len(tokens) // 4)
+            self._send(m.OPENED, *fields, payload=tokens)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
     def attach(self, attached: Attached, now_ns: int) -> None:
         """A draft came: it hears of every session and every open request with all its tokens, then of new STEPs."""
+        for leader in self.leaders:
+            leader.collect()  # what is not told yet is part of the state that the draft hears now
         self.attached = attached
         self._outgoing = Outgoing(attached)
         self._said_bye = False
         for leader in self.leaders:
             if leader.session is not None:
                 self._send(m.TARGET_UP, leader.target, 0, leader.session.terms.session)
-                for request in list(leader.requests.requests):
-                    self._opened(leader, request)
+                for request in list(leader.requests.requests.values()):
+                    self._opened(leader, request.request, request.tokens.tobytes())
         self._flush(now_ns)
 
     def detach(self, reason: Reason) -> None:
@@ -201,6 +212,8 @@ class DraftPort:
         except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off
             leader.fail(grant, generation, Reason.CANCELLED)
             raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error
+        except PeerFault as fault:  # the target's, who reads nothing: no fault of the draft's
+            leader.engine.fail(fault.reason)
 
     # ---- records out --------------------------------------------------------------------------------------------
 
@@ -285,4 +298,4 @@ class DraftPort:
 
 
 def _int32(tokens: list[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little", signed=True) for token in tokens)
+    return array("i", tokens).tobytes()

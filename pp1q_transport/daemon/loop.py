@@ -148,7 +148,7 @@ class Loop:
         if signal.SIGHUP in self._asked:
             self._asked.discard(signal.SIGHUP)
             self.on_reload()
-        if self._asked and not self._drain_until_ns:
+        if self._asked - {signal.SIGHUP} and not self._drain_until_ns:  # one more SIGHUP may have come meanwhile
             self._begin_drain(now_ns)
         if self._drain_until_ns and (now_ns >= self._drain_until_ns or not self.port.busy):
             self._stop = True

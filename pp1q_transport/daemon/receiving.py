@@ -7,10 +7,11 @@ off, and its slots and requests come back. SPEC sections 4 and 9.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from .. import wire
 from .._native.kernels import monotonic_ns
-from ..client.target import Receiver, SlotTicket
+from ..client.target import OPENS_QUEUED_BYTES, Receiver, SlotTicket
 from ..counters import Histogram
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
@@ -19,15 +20,21 @@ from ..session import slots as st
 from .outgoing import Outgoing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..counters import Counters
     from ..engine import EngineConfig
     from ..local.attach import Attached
     from ..session.breaker import Breaker
+    from ..session.receiver import ReceiverSession
+    from ..session.requests import Request
     from ..session.slots import Slot
 
 NO_TICKET: Final = 0
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
 OVERDUE_LOOK_NS: Final = 100_000_000
+OPENS_A_LOOK: Final = 256
+U32_MAX: Final = (1 << 32) - 1
 
 
 class ServedTicket(SlotTicket):
@@ -53,6 +60,7 @@ class ServedReceiver(Receiver):
         self.outcomes: list[ServedTicket] = []
         self._rows_before = 0
         self.edges: list[tuple[int, int]] = []  # (session, 0) came up, (0, reason code) went down
+        self._unopened: dict[int, Request] = {}  # whose OPEN waits until the leader takes more
         super().__init__(config)
 
     def serve_once(self) -> int:
@@ -62,18 +70,73 @@ class ServedReceiver(Receiver):
         if session is not None:
             session.tick(monotonic_ns())
             self._settle()
+            if self._unopened:
+                self._open_more()
         return moved
+
+    # ---- a daemon waits for nobody: what the leader has no room for now is opened later -----------------------------
+
+    def _send_open(self, session: ReceiverSession, request: Request) -> None:
+        if session.outbox.bytes_queued > OPENS_QUEUED_BYTES:
+            self.engine.flush()
+        if self.session is not session:
+            return
+        if self._unopened or session.outbox.bytes_queued > OPENS_QUEUED_BYTES:
+            self._unopened[request.request] = request
+        else:
+            session.open(request)
+
+    def _open_more(self) -> None:
+        for _ in range(OPENS_A_LOOK):
+            session = self.session
+            if session is None or not self._unopened or session.outbox.bytes_queued > OPENS_QUEUED_BYTES:
+                return
+            request = self._unopened.pop(next(iter(self._unopened)))
+            try:
+                session.open(request)
+            except LocalMisuse as error:  # see `Receiver._on_up`
+                self.counters.add("requests_not_opened")
+                self.engine.log.warning("request_not_opened", request=request.request, error=str(error))
+            self.engine.flush()
+
+    def enqueue(self, request: Request, **options: Any) -> SlotTicket:
+        """See `Receiver.enqueue`; also raises `ProposalDiscarded(overload)` for a request that the leader has not heard of."""
+        if request.request in self._unopened:
+            raise ProposalDiscarded(Reason.OVERLOAD, request.request, request.round)
+        return super().enqueue(request, **options)
+
+    def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
+        """See `TargetSide.commit`."""
+        if request.request in self._unopened:  # they travel with its OPEN
+            request.extend(tokens)
+            request.in_flight = False
+        else:
+            super().commit(request, round, source, accepted, tokens)
+
+    def retire(self, request: Request) -> None:
+        """See `TargetSide.retire`. A leader that takes nothing any more costs the session, not the daemon."""
+        if self._unopened.pop(request.request, None) is not None:
+            return
+        try:
+            super().retire(request)
+        except PeerFault as fault:
+            self.engine.fail(fault.reason)
 
     def rows_done(self) -> int:
         """Rows that passed every check, over all sessions."""
         return self._rows_before + (self.session.rows if self.session is not None else 0)
 
     def _on_up(self) -> None:
+        self._unopened.clear()
         super()._on_up()
         assert self.session is not None
         self.edges.append((self.session.terms.session, 0))
 
     def _on_down(self, reason: Reason) -> None:
+        self._unopened.clear()
+        for request in [each for each in self.requests.requests.values() if each.generation >= U32_MAX]:
+            self.requests.remove(request.request)  # its next generation can't be had: nothing can be drawn for it any more
+            self.counters.add("requests_exhausted")
         self._rows_before = self.rows_done()
         super()._on_down(reason)
         self.edges.append((0, reason.code))
@@ -190,6 +253,11 @@ class TargetPort:
         if request is None:
             self._send(m.DISCARDED, fields[0], number, Reason.REQUEST_UNKNOWN.code, round_number, generation, 0)
             return
+        if number in self._live:
+            raise PeerFault(Reason.REQUEST_DUPLICATE, f"STEP {number} is under way already")
+        if round_number >= U32_MAX or max(request.generation, generation) >= U32_MAX:
+            self._refuse(fields[0], number, Reason.GENERATION_EXHAUSTED, LocalMisuse("rounds or generations ran out"))
+            return
         # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
         request.round = round_number
         request.generation = max(request.generation, generation)
@@ -213,11 +281,13 @@ class TargetPort:
                 target_context=context,
                 trace_id=trace_id,
             )
-        except ProposalDiscarded as discarded:
-            self._discarded(fields[0], number, discarded.reason, round_number)
-            return
-        except LocalMisuse as error:
-            self._refuse(fields[0], number, Reason.OVERLOAD, error)
+        except (ProposalDiscarded, LocalMisuse) as error:
+            if self.breaker is not None:
+                self.breaker.discarded(Reason.CANCELLED, now_ns, turn)  # never sent: a probe in its place may go at once
+            if isinstance(error, ProposalDiscarded):
+                self._discarded(fields[0], number, error.reason, round_number)
+            else:
+                self._refuse(fields[0], number, Reason.OVERLOAD, error)
             return
         assert isinstance(ticket, ServedTicket)
         ticket.number, ticket.turn = number, turn
@@ -241,12 +311,13 @@ class TargetPort:
             request.generation = max(request.generation, generation)
             tokens = self.receiver.check_tokens(request, payload.cast("i"))
             self.receiver.check_idle(request)
-            if source not in (1, 2) or accepted > len(tokens):
+            most = {wire.VERIFIED: accepted + 1, wire.TARGET_ONLY: len(tokens)}.get(source, 0)
+            if not accepted <= len(tokens) <= most or (source == wire.TARGET_ONLY and accepted):
                 raise LocalMisuse(f"a commit of source {source} with {accepted} accepted drafts and {len(tokens)} tokens")  # noqa: TRY301
             self.receiver.commit(request, round_number, source, accepted, tokens)
         except LocalMisuse as error:
-            self._refuse(number, NO_TICKET, Reason.CONTEXT_MISMATCH, error)
-            return
+            # Its committed tokens are not what we know any more: it must come anew and say what they are.
+            raise PeerFault(Reason.CONTEXT_MISMATCH, f"request {number}: {error}") from error
         if self.receiver.up:
             self.receiver.engine.flush()
 
@@ -278,7 +349,9 @@ class TargetPort:
         self._flush(now_ns)
 
     def _outcome(self, ticket: ServedTicket, now_ns: int) -> None:
-        self._live.pop(ticket.number, None)
+        if self._live.get(ticket.number) is not ticket:
+            return  # of a target that is gone
+        del self._live[ticket.number]
         request = ticket.request
         try:
             facts = ticket.facts()

@@ -121,7 +121,9 @@ class Service:
         receiver.prepare(terms_ahead(engine_config.hello))
         receiver.region.seal_for_readers()
         self.ends.append(receiver)
-        return TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce))
+        port = TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce))
+        port.release_after_ns = int(self.config.watch.release_after_s * NS)
+        return port
 
     def _serve_of(self, end: ServedLeader | ServedReceiver) -> Callable[[], int]:
         """Serves one engine once, watchdog and all. Peers' faults are counted and logged below: the daemon outlives them."""

@@ -11,7 +11,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from .._native.kernels import monotonic_ns
 from ..client import attach_leader, attach_receiver
+from ..client.attached_target import RecordTicket
 from ..errors import PeerFault, Reason
 from ..rng import Domain, draw64
 from .demo import draft_rows, latency_us
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..client import AttachedReceiver
+    from ..client import AttachedReceiver, Ticket
     from ..session.requests import Request
     from .sidecar import Shape
 
@@ -69,8 +71,11 @@ class Journal:
             self.rounds[request] = entry["round"]
             self.done += entry["rounds"]
 
-    def add(self, request: Request, before: int, rounds: int) -> None:
-        """Notes what `request` gained (or, agreed by the group, lost) since it had `before` tokens."""
+    def add(
+        self, request: Request, before: int, rounds: int, number: int = 0, drafted: int | None = None, issued_ns: int = 0
+    ) -> None:
+        """Notes what `request` gained (or, agreed by the group, lost) since it had `before` tokens, in round `number`, whose
+        proposal was of generation `drafted`, or None when it went on alone. Times are monotonic, of the whole machine."""
         self._write(
             {
                 "request": request.request,
@@ -79,6 +84,10 @@ class Journal:
                 "generation": request.generation,
                 "round": request.round,
                 "rounds": rounds,
+                "number": number,
+                "drafted": drafted,
+                "issued_ns": issued_ns,
+                "done_ns": monotonic_ns(),
             }
         )
 
@@ -99,6 +108,7 @@ class JournaledLoop(TargetLoop):
         self.journal = journal
         self.receiver = receiver
         self.result.rounds = journal.done
+        self._issued_ns: dict[int, int] = {}
 
     def open(self, index: int) -> Request:
         """The request of that index, from where an earlier life left it."""
@@ -112,9 +122,15 @@ class JournaledLoop(TargetLoop):
         self.result.tokens[number] = tokens[len(PROMPT) :]
         return self.receiver.open_request(number, tokens, seed=seed, generation=generation)
 
-    def after_round(self, request: Request, before: int) -> None:
+    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
         """See `TargetLoop.after_round`."""
-        self.journal.add(request, before, 1)
+        self.journal.add(request, before, 1, round_number, drafted, self._issued_ns[request.request])
+
+    def _issue(self, request: Request) -> tuple[Request, int, Ticket | None]:
+        issued = super()._issue(request)
+        ticket = issued[2]
+        self._issued_ns[request.request] = ticket.enqueued_ns if isinstance(ticket, RecordTicket) else monotonic_ns()
+        return issued
 
 
 class FileCollective:

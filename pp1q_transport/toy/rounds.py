@@ -146,17 +146,18 @@ class TargetLoop:
         while tickets:
             request, round_number, ticket = tickets.popleft()
             before = len(request.tokens)
-            self._finish(request, round_number, ticket)
+            generation = self._finish(request, round_number, ticket)
             result.rounds += 1
-            self.after_round(request, before)
+            self.after_round(request, before, round_number, generation)
             self._progress(result)
             if issued < self.options.rounds:
                 tickets.append(self._issue(request))
                 issued += 1
         return requests
 
-    def after_round(self, request: Request, before: int) -> None:
-        """A round of `request` is over, which had `before` tokens then. For who keeps a journal."""
+    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
+        """A round of `request` is over, which had `before` tokens then; `drafted` is the generation of its proposal, None after
+        a discard. For who keeps a journal."""
 
     def verdict(self) -> None:
         """Judges the committed tokens, as far as there are enough."""
@@ -185,7 +186,8 @@ class TargetLoop:
             return request, round_number, None
         return request, round_number, ticket
 
-    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> None:
+    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> int | None:
+        """Returns the generation that the proposal was drawn with, None when it was discarded."""
         result = self.result
         try:
             if ticket is None:
@@ -196,10 +198,11 @@ class TargetLoop:
             if ticket is not None:
                 result.outcomes[ticket.key] = discarded.reason.value
             self._target_only(request, round_number)
-            return
+            return None
         result.outcomes[proposal.key] = "ready"
         with proposal:
             self._verify(request, proposal)
+        return proposal.generation
 
     def _verify(self, request: Request, proposal: Proposal) -> None:
         result = self.result
