@@ -118,7 +118,7 @@ def parse(text: str, source: str) -> DaemonConfig:
 
 
 def _daemon(table: Table) -> DaemonSettings:
-    role = Role(table.choice("role", tuple(Role)))
+    role = Role(table.choice("role", (Role.LEADER, Role.RECEIVER)))
     path = table.text("socket")
     if not path.startswith("/") or path.endswith("/") or len(path.encode()) > SOCKET_PATH_BYTES:
         table.fail("socket", f"an absolute path of at most {SOCKET_PATH_BYTES} bytes", path)
