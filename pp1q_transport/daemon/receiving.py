@@ -103,7 +103,8 @@ class TargetPort(ClientPort):
         opened.round = round_number
 
     def _queue_or_step(self, fields: tuple[Any, ...], now_ns: int) -> None:
-        """In a group a slot is FREE only when every rank has released it: a process that is ahead of the others waits for that."""
+        """In a group a slot is FREE only when every rank has released it: a process that is ahead of the others waits for
+        that."""
         if self.group is None or not self.group.open or not (self._queued or self._slots_taken()):
             self._step(fields, now_ns)
         elif len(self._queued) < self.receiver.limit("max_slots"):
