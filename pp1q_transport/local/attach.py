@@ -8,6 +8,7 @@ either process: memory and bells have no names, a socket file that a kill -9 lef
 
 from __future__ import annotations
 
+import array
 import errno
 import fcntl
 import mmap
@@ -61,6 +62,24 @@ def _ended(sock: socket.socket) -> bool:
     except OSError:
         return True
     return True
+
+
+# Not socket.send_fds and recv_fds: those of Python 3.11 drop their flags, so that descriptors arrive inheritable.
+
+
+def _send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], _QUIET)
+
+
+def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int], int]:
+    """(data, descriptors, flags) of one message; there is room for as many as an ANSWER may have."""
+    room = socket.CMSG_SPACE((FIRST_REGION + MAX_REGIONS) * 4)
+    data, ancillary, flags, _name = sock.recvmsg(MAX_ANSWER_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, passed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(passed[: len(passed) - len(passed) % 4])
+    return data, list(fds), flags
 
 
 def _map_channel(fd: int, capacity: int) -> memoryview:
@@ -248,7 +267,7 @@ class AttachServer:
             answer = pack_welcome(geometry, tuple(size for _, size in regions))
             channel, fds = _make_channel(geometry.ring_capacity, undo, passed)
             try:
-                socket.send_fds(pending.sock, [answer], [*fds, *(fd for fd, _ in regions)], _QUIET)
+                _send_fds(pending.sock, answer, [*fds, *(fd for fd, _ in regions)])
             except OSError as error:
                 self._counters.add("clients_lost")
                 self._log.warning("client lost", pid=pending.pid, uid=pending.uid, why=error.strerror)
@@ -334,7 +353,7 @@ def _ask(sock: socket.socket, request: bytes, fds: list[int], give_up: float) ->
     for _try in range(2):
         sock.settimeout(max(0.001, give_up - time.monotonic()))
         try:
-            data, got, flags, _ = socket.recv_fds(sock, MAX_ANSWER_BYTES + 1, FIRST_REGION + MAX_REGIONS, socket.MSG_CMSG_CLOEXEC)
+            data, got, flags = _receive_fds(sock)
         except ConnectionResetError:
             continue  # a daemon that closed without reading our ATTACH: its answer comes after this error
         except TimeoutError:
