@@ -98,10 +98,9 @@ def listen(path: str, mode: int) -> tuple[socket.socket, Identity]:
         try:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-            os.fchmod(sock.fileno(), mode & 0o600)  # the file is created with it, less the umask
             sock.bind(temporary)
             os.chmod(temporary, mode)
-            sock.listen(BACKLOG)
+            sock.listen(BACKLOG)  # only now can anybody connect
             sock.setblocking(False)
             made = os.lstat(temporary)
             os.rename(temporary, path)
