@@ -24,7 +24,7 @@ from local_child import geometry
 from pp1q_transport.counters import Counters
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason
 from pp1q_transport.local import unix_socket
-from pp1q_transport.local.attach import HALF_OPEN, Attached, AttachServer, Pending, Role
+from pp1q_transport.local.attach import HALF_OPEN, SHORTAGE_NS, Attached, AttachServer, Pending, Role
 from pp1q_transport.local.handshake import ATTACH, MAGIC, VERSION, Answer, parse_answer
 from pp1q_transport.staging import Region
 
@@ -418,6 +418,11 @@ def test_running_out_of_descriptors_disturbs_nobody_who_is_attached(door: Door) 
             os.close(fd)
     assert door.counters.get("accept_failed") == 1
     assert waiting.recv(1) == b""
+    assert not select.select([door.server], [], [], 0)[0], "who waits in the queue must not keep the loop running"
+    assert door.server.poll(SHORTAGE_NS - 1) == []
+    assert door.server.half_open == 0
+    assert door.server.poll(SHORTAGE_NS) == []
+    assert door.server.half_open == 1
     attached.channel.send(5, b"x")
     attached.channel.flush_bell()
     assert receive(attached) == (5, b"x")
