@@ -7,7 +7,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo test test-fast test-pure bench clean lint
+.PHONY: help demo test test-fast test-pure bench example-c clean lint
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,6 +40,10 @@ bench: .venv/.test-tools  ## kernels against their floors, then the link against
 	$(BIN)/python bench/kernels.py
 	$(BIN)/pp1q-send --loopback --dense --idle spin
 	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
+
+example-c:  ## the C example: a target process without Python, as build/read_slot
+	mkdir -p build
+	$(CC) -O2 -Wall -Wextra -Werror -Iinclude examples/c/read_slot.c -o build/read_slot
 
 clean:  ## remove everything that was built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
