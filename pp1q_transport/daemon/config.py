@@ -86,7 +86,7 @@ def parse(text: str, source: str) -> DaemonConfig:
     file. Raises `ConfigError`."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except ValueError as fault:  # TOMLDecodeError, or Python's own for a number of thousands of digits
         raise ConfigError(f"{source} is not TOML: {fault}") from None
     except RecursionError:
         raise ConfigError(f"{source} is not TOML: nested too deeply") from None

@@ -133,8 +133,9 @@ def _misfits(value: object, shape: object, where: str) -> Iterator[str]:
     elif parts and origin not in (list, dict):  # X | None
         if value is not None:
             yield from _misfits(value, parts[0], where)
-    elif shape is float and type(value) in (int, float) and math.isfinite(cast("float", value)):
-        return
+    elif shape is float:
+        if type(value) not in (int, float) or not math.isfinite(cast("float", value)):
+            yield where
     elif type(value) is not shape:
         yield where
 
