@@ -1,7 +1,7 @@
 """A daemon's configuration file, read and judged: TOML in, a `DaemonConfig` or one line that says what is wrong.
 
 Between the operator's file and the daemon. Strict: no unknown key, no coercion, no value out of range, no combination that
-can't work. Opens the file and the key files it names, and no socket. SPEC sections 2 and 9; docs/daemon.md has every key.
+can't work. Opens the file and the key files it names, and no socket. deploy/examples explains every key. SPEC sections 2 and 9.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -75,7 +76,11 @@ def test_what_a_daemon_says_arrives(tmp_path: Path, make_status: Callable[..., S
 REFUSALS = (
     (lambda _: b"", Reason.PEER_LOST, "without an answer"),
     (lambda _: None, Reason.TIMEOUT, "did not answer"),
-    (lambda _: ANSWER.pack(b"PP1A", 1, 4) + bytes(8), Reason.AUTH_FAILED, "verdict 4"),
+    (lambda _: ANSWER.pack(b"PP1A", 1, Reason.AUTH_FAILED.code, 7) + bytes(180) + b"not\x1byou", Reason.AUTH_FAILED, r"not\?you"),
+    (lambda _: ANSWER.pack(b"PP1A", 1, Reason.OVERLOAD.code, 900), Reason.OVERLOAD, "refuses to tell"),
+    (lambda _: ANSWER.pack(b"PP1A", 2, Reason.OVERLOAD.code, 0), Reason.BAD_VERSION, "version 2"),
+    (lambda _: ANSWER.pack(b"PP1A", 1, 0, 0), Reason.MALFORMED, "verdict 0"),
+    (lambda _: b"PP1A", Reason.MALFORMED, "cut short"),
     (lambda _: b"{}", Reason.MALFORMED, "status.role"),
     (lambda _: b"[" * 100_000, Reason.MALFORMED, "not JSON"),
     (lambda _: b"\xff", Reason.MALFORMED, "not JSON"),
@@ -88,6 +93,54 @@ def test_other_answers_are_faults(tmp_path: Path, reply: Callable[[bytes], bytes
     with server(tmp_path / "s", reply), pytest.raises(PeerFault, match=text) as caught:
         fetch_status(tmp_path / "s", 0.3)
     assert caught.value.reason is reason
+
+
+def test_a_refusal_before_a_byte_was_read_is_heard(tmp_path: Path) -> None:
+    """The daemon judges the uid and closes while our request lies unread: the kernel reports a reset first."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def refuse() -> None:
+            link, _ = listener.accept()
+            while not select.select([link], [], [], 0.01)[0]:
+                pass
+            link.send(ANSWER.pack(b"PP1A", 1, Reason.AUTH_FAILED.code, 0))
+            link.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(PeerFault, match="refuses to tell") as caught:
+            fetch_status(tmp_path / "s")
+        thread.join()
+    assert caught.value.reason is Reason.AUTH_FAILED
+
+
+def test_a_refusal_before_we_spoke_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon closes before our request is sent, which then breaks the pipe."""
+    closed = threading.Event()
+
+    class Late(socket.socket):
+        def sendall(self, *arguments: object) -> None:
+            assert closed.wait(10)
+            super().sendall(*arguments)  # type: ignore[arg-type]
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def refuse() -> None:
+            link, _ = listener.accept()
+            link.send(ANSWER.pack(b"PP1A", 1, Reason.AUTH_FAILED.code, 0))
+            link.close()
+            closed.set()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        monkeypatch.setattr("pp1q_transport.daemon.status.socket.socket", Late)
+        with pytest.raises(PeerFault, match="refuses to tell"):
+            fetch_status(tmp_path / "s")
+        thread.join()
 
 
 @pytest.mark.parametrize("path", ("nothing", "x" * 200, "", "file"))
