@@ -23,7 +23,7 @@ MAGIC: Final = b"PP1A"
 ATTACH_VERSION: Final = 1
 STATUS_ROLE: Final = 3
 ATTACH: Final = struct.Struct("<4sHHII")  # magic, version, role, rank, zero
-ANSWER: Final = struct.Struct("<4sHHI")  # how a refusal starts: magic, version, verdict (a reason's code), bytes of text at its end
+ANSWER: Final = struct.Struct("<4sHHI")  # how a refusal starts: magic, version, verdict (a reason's code), bytes of its text
 STATUS_BYTES_AT_MOST: Final = 256 << 10
 SUN_PATH_BYTES: Final = 108
 

@@ -212,3 +212,18 @@ def test_the_documented_diagram_is_the_table() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", text, re.DOTALL)
     assert drawn is not None
     assert drawn[1] == diagram()
+
+
+def test_a_late_outcome_of_an_earlier_probe_does_not_count() -> None:
+    breaker = opened()
+    now_ns = first_admitted_ns(breaker, S)
+    first = breaker.turn
+    breaker.discarded(Reason.TIMEOUT, now_ns, first)
+    now_ns = first_admitted_ns(breaker, now_ns)
+    breaker.ready(first)
+    breaker.discarded(Reason.TIMEOUT, now_ns, first)
+    assert breaker.state is PROBING
+    breaker.ready(breaker.turn)
+    for _ in range(3):
+        breaker.discarded(Reason.TIMEOUT, now_ns, first)
+    assert breaker.state is CLOSED
