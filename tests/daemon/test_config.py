@@ -138,6 +138,14 @@ def test_everything_given_is_taken() -> None:
     json.dumps(config.describe())
 
 
+def test_bounds_are_allowed_values() -> None:
+    text = with_line(LEADER, "[daemon]", f"allow_uids = {list(range(64))}")
+    text = with_line(with_line(text, "[daemon]", "drain_s = 3600"), "[breaker]", "probe_after_s = 0.001")
+    text = with_line(with_line(text, "[session]", f'target_identity = "{"x" * 256}"'), "[breaker]", "probe_most_s = 0.001")
+    config = parse(with_line(text, "[breaker]", "discards = 10_000"), "f")
+    assert (len(config.daemon.allow_uids), config.daemon.drain_s, config.breaker.probe_most_s) == (64, 3600, 0.001)
+
+
 def test_a_leader_states_the_group_of_each_receiver() -> None:
     text = LEADER + 'group_size = 2\nlink = "shm"\n[[peer]]\nname = "b"\nconnect = "tcp://127.0.0.1:7802"\n'
     config = parse(text, "f")
@@ -167,6 +175,7 @@ WRONG = (
     (LEADER, "[daemon]", 'socket = "/run/"', "[daemon] socket"),
     (LEADER, "[daemon]", 'name = "a b"', "[daemon] name"),
     (LEADER, "[daemon]", "allow_uids = []", "[daemon] allow_uids must be a list of 1..64 user IDs, not []"),
+    (LEADER, "[daemon]", f"allow_uids = {list(range(65))}", "[daemon] allow_uids"),
     (LEADER, "[daemon]", "allow_uids = [true]", "[daemon] allow_uids"),
     (LEADER, "[daemon]", "allow_uids = [-1]", "[daemon] allow_uids"),
     (LEADER, "[daemon]", "allow_uids = [4294967295]", "[daemon] allow_uids"),
@@ -199,6 +208,8 @@ WRONG = (
     (LEADER, "[session]", "batch_requests = 1024\nbatches_in_flight = 64", "(batch_requests x batches_in_flight)"),
     (LEADER, "[session]", "support = -1", "[session] support"),
     (LEADER, "[session]", 'draft_identity = ""', "[session] draft_identity"),
+    (LEADER, "[session]", f'draft_identity = "{"x" * 257}"', "[session] draft_identity must be a text of 1..256"),
+    (LEADER, "[session]", 'draft_identity = "a\\nb"', "[session] draft_identity"),
     (LEADER, "[session]", 'draft_kind = "own"', "[session] draft_kind must be native or adapted, not own"),
     (LEADER, "[session]", 'representations = "dense"', "[session] representations"),
     (LEADER, "[session]", 'representations = ["sparse", "dense"]', "[session] representations"),
@@ -223,6 +234,7 @@ WRONG = (
     (LEADER, "[keys]", 'own = "a"\nserver = "s"\nallow = "b"', "[keys] allow is of no use"),
     (LEADER, "[keys]", 'server = "s"', "[keys] own is missing"),
     (LEADER, "[breaker]", "discards = 0", "[breaker] discards must be an integer in 1..10000, not 0"),
+    (LEADER, "[breaker]", "enabled = 1", "[breaker] enabled must be true or false, not 1"),
     (LEADER, "[breaker]", "probe_after_s = 0", "[breaker] probe_after_s"),
     (LEADER, "[breaker]", "probe_after_s = 31", "[breaker] probe_most_s must be at least probe_after_s (31)"),
     (LEADER, "[breaker]", "window_s = -1", "[breaker] window_s must be 0 or a number"),

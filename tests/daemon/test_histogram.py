@@ -65,6 +65,7 @@ def test_a_snapshot_is_a_copy() -> None:
     histogram.add(5_000)
     assert sum(before["counts"]) == 0
     assert before["bounds_ns"] == list(BOUNDS_NS)
+    assert len(before["counts"]) == len(BOUNDS_NS) + 1
     assert sum(histogram.snapshot()["counts"]) == 1
 
 

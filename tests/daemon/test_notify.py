@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,16 +42,21 @@ def test_a_life(manager: tuple[socket.socket, str]) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": name})
     notifier.ready("serving 1 peer")
     notifier.status("two\nlines\x1b")
+    before_us = time.monotonic_ns() // 1000
     notifier.reloading()
+    after_us = time.monotonic_ns() // 1000
     notifier.ready()
     notifier.stopping("draining")
     notifier.close()
     notifier.close()
     notifier.ready()
+    notifier.beat(0)
     first, status, reload, again, last = heard(sock)
     assert first == "READY=1\nSTATUS=serving 1 peer"
     assert status == "STATUS=two lines "
-    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", reload)
+    told = re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=(\d+)", reload)
+    assert told is not None
+    assert before_us <= int(told[1]) <= after_us
     assert again == "READY=1"
     assert last == "STOPPING=1\nSTATUS=draining"
 
@@ -81,12 +87,15 @@ def test_without_a_manager_nothing_happens() -> None:
     assert notifier.counters.totals == {}
 
 
-def test_a_manager_that_is_gone_is_counted_and_told_again_later(tmp_path: Path) -> None:
+def test_a_manager_that_is_gone_is_counted_logged_once_and_told_again_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "notify"
     notifier = Notifier({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000"})
     notifier.beat(0)
     notifier.beat(1)
     assert notifier.counters.get("notify_failed") == 2
+    assert capsys.readouterr().err.count("can't be told") == 1
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(path))
         notifier.beat(2)  # no half interval has passed, but the last beat was not heard
