@@ -67,6 +67,7 @@ class Reason(str, Enum):
     MALFORMED = "malformed"  # a control message that is not the bounded msgpack map it must be
     INVALID_WEIGHTS = "invalid_weights"  # NaN, +inf, negative (-0.0 too) or no mass in the weights handed to allocate
     REQUEST_MISMATCH = "request_mismatch"  # a row names another request than the slot was granted for
+    CIRCUIT_OPEN = "circuit_open"  # too many proposals in a row were discarded: this STEP was never sent
 
     @property
     def code(self) -> int:

@@ -337,3 +337,4 @@ enums:
     50: malformed
     51: invalid_weights
     52: request_mismatch
+    53: circuit_open

@@ -25,7 +25,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     4: ("session",),
     5: ("logs", "staging", "links", "endpoints", "keys", "control_codec", "control_peers", "control"),
     6: ("engine", "forming"),
-    7: ("client",),
+    7: ("client", "daemon"),
     8: ("toy", "qualify"),
     9: ("cli",),
 }

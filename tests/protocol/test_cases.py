@@ -17,6 +17,7 @@ CASES: tuple[Case, ...] = tuple(case for table in TABLES for case in table.CASES
 # Members of the closed list that no case can meet in this build, each with its why.
 UNREACHABLE = {
     Reason.RANK_DISAGREE: "groups are of one rank: there is nobody to disagree with",
+    Reason.CIRCUIT_OPEN: "the daemon answers its own target with it, before anything is sent",
 }
 
 
