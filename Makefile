@@ -7,7 +7,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo test test-fast test-pure bench clean lint
+.PHONY: help demo test test-fast test-pure bench clean lint check-deploy wheel check-wheel
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -33,8 +33,19 @@ test-fast: lint  ## lint and the tests that take seconds
 test-pure: .venv/.test-tools  ## the session tests again, with the hot modules uncompiled
 	scripts/test-pure.sh
 
+check-deploy:  ## what operators install, each file by the tool of its trade
+	scripts/check-deploy.sh
+
+wheel: .venv/.installed  ## dist/: an sdist, and a manylinux wheel built from it
+	scripts/wheel.sh
+
+check-wheel: .venv/.installed  ## the wheel, used where there is no compiler
+	scripts/check-wheel.sh
+
 test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
+	scripts/check-deploy.sh
+	scripts/check-wheel.sh
 
 bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets
 	$(BIN)/python bench/kernels.py
@@ -42,5 +53,5 @@ bench: .venv/.test-tools  ## kernels against their floors, then the link against
 	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
 
 clean:  ## remove everything that was built
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find pp1q_transport -name '*.so' -delete
