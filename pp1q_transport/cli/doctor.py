@@ -174,7 +174,7 @@ def _lock(memory: mmap.mmap, size: int) -> Finding:
     allowed = f"limit {soft / 1e6:.1f} MB" if limited else "no limit"
     if fault in (errno.ENOMEM, errno.EPERM) and limited:
         detail = (
-            f"can't lock {size / 1e6:.1f} MB: RLIMIT_MEMLOCK is {soft} bytes, {size} are needed, or slots may be swapped out: set "
+            f"can't lock {size / 1e6:.1f} MB: RLIMIT_MEMLOCK is {soft} bytes, {size} are needed, or slots may be swapped: set "
             "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1:-1 (containers) or memlock in /etc/security/limits.conf"
         )
         return Finding("memory lock", WARN, detail)
