@@ -30,6 +30,7 @@ NEEDED = {
     "ProtectSystem": "strict",
     "MemoryDenyWriteExecute": "yes",
     "SystemCallArchitectures": "native",
+    "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6 AF_NETLINK",  # without the last one libzmq aborts when it binds
 }
 # Each would break the daemon, not harden it: the unit's comments say why.
 HARMFUL = ("PrivateUsers", "ProcSubset", "PrivateNetwork", "DynamicUser", "LoadCredential")
