@@ -173,7 +173,6 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.send(m.RELEASE, slot, slot_generation)
             self.ring()
             return
-        ticket.request.in_flight = False
         ticket.request.generation = max(ticket.request.generation, generation)
         ticket.facts = ProposalFacts(
             session=self._session,
@@ -235,15 +234,15 @@ class AttachedReceiver(AttachedSide, TargetSide):
         no slot is free or what is asked is outside the session's terms.
         """
         self._check_open(request)
-        if not self.up:
-            self.poll()
+        if not self.up or self.draining:
+            self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
         if not self.up:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
         if self.draining:
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         check_step(self, self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
-        if request.in_flight:
+        if request.in_flight:  # until it is committed or discarded, as in the embedded engine
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
         if len(self._tickets) + len(self._held) >= self._limits["max_slots"]:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
@@ -274,7 +273,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def check_idle(self, request: Request) -> None:
         """See `TargetSide.check_idle`."""
-        if request.in_flight:
+        if any(ticket.request is request for ticket in self._tickets.values()):
             raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
@@ -301,6 +300,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     ) -> None:
         before = len(request.tokens)
         request.extend(tokens)
+        request.in_flight = False
         fresh = request.tokens[before:]
         self.send(
             m.COMMIT,

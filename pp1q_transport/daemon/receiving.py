@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NO_TICKET: Final = 0
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
+BYTES_A_LOOK: Final = 1 << 20
 OVERDUE_LOOK_NS: Final = 100_000_000
 OPENS_A_LOOK: Final = 256
 U32_MAX: Final = (1 << 32) - 1
@@ -201,9 +202,11 @@ class TargetPort:
         if attached is None:
             return 0
         taken = 0
+        channel = attached.channel
+        bytes_most = channel.bytes_in + BYTES_A_LOOK
         try:
-            while taken < RECORDS_A_LOOK:
-                record = attached.channel.receive()
+            while taken < RECORDS_A_LOOK and channel.bytes_in < bytes_most:
+                record = channel.receive()
                 if record is None:
                     break
                 taken += 1
