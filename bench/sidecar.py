@@ -1,8 +1,8 @@
 """What the sidecar costs over the embedded engine: step latency of both in one run, and a cross-process wake-up as the unit.
 
-Sparse k = 32, depth 5, rows ready-made (counts and IDs), everybody blocking. Blocks of both kinds take turns, so that the machine's
-mood hits both. Also counts what crosses the channels: control records, never a payload byte. Needs no network; run it on a quiet
-machine: `python bench/sidecar.py [--json]`.
+Sparse k = 32, depth 5, rows ready-made (counts and IDs), everybody blocking. Blocks of both kinds take turns, so that the
+machine's mood hits both. Also counts what crosses the channels: control records, never a payload byte. Needs no network; run it
+on a quiet machine: `python bench/sidecar.py [--json]`.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class DemoResult:
     pit_tokens: int = 0
     slots_not_free: int = 0
     sessions: int = 0
+    link: str = ""  # the kind that ran
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
