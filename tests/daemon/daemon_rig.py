@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Step, attach_leader, attach_receiver
-from pp1q_transport.daemon.status import Status
 from pp1q_transport.errors import ProposalDiscarded, Reason
 from pp1q_transport.session.requests import Request
 from pp1q_transport.toy.models import ToyModels
