@@ -181,7 +181,7 @@ class AttachedSide(ABC):
             _sleep(FULL_PAUSE_NS)
             if channel.send(kind, fixed, payload):
                 return True
-        self._lose(Reason.OVERLOAD)
+        self._lose(Reason.PEER_LOST if attachment.gone() else Reason.OVERLOAD)
         return False
 
     def ring(self) -> None:

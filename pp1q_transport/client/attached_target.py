@@ -200,7 +200,6 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.send(m.RELEASE, slot, slot_generation)
             self.ring()
             return
-        ticket.request.in_flight = False
         ticket.request.generation = max(ticket.request.generation, generation)
         if self.rank:  # rank 0 counts the rounds
             ticket.round = round_number
@@ -265,15 +264,15 @@ class AttachedReceiver(AttachedSide, TargetSide):
         no slot is free or what is asked is outside the session's terms.
         """
         self._check_open(request)
-        if not self.up:
-            self.poll()
+        if not self.up or self.draining:
+            self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
         if not self.up:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
         if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         check_step(self, self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
-        if request.in_flight:
+        if request.in_flight:  # until it is committed or discarded, as in the embedded engine
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
         if len(self._tickets) + len(self._held) >= self._limits["max_slots"]:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
@@ -304,7 +303,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def check_idle(self, request: Request) -> None:
         """See `TargetSide.check_idle`."""
-        if request.in_flight:
+        if any(ticket.request is request for ticket in self._tickets.values()):
             raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
@@ -335,6 +334,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self._may_commit(request, round)
         else:
             request.extend(fresh)
+            request.in_flight = False
         self.send(
             m.COMMIT,
             request.request,
@@ -352,6 +352,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if self._grouped:
             self._hear_commit(request, round)
             request.extend(fresh)
+            request.in_flight = False
 
     def _may_commit(self, request: Request, round: int) -> None:
         if not self._open:
@@ -404,6 +405,10 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._asked = epoch if state == m.EPOCH_AGREE else 0
         if self._open:
             self.epoch = epoch
+        else:  # what was ready can't be committed any more
+            waiting = {ticket.request.request for ticket in self._tickets.values()}
+            for request in self.requests.requests.values():
+                request.in_flight = request.request in waiting
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """See `AttachedSide.wait_for_peer`. In a group this is where ranks agree (`on_agree`): release every proposal before."""

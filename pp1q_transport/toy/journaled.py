@@ -7,6 +7,7 @@ journal. Moves no frames. SPEC sections 4 and 9.
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Final
 
 from .._native.kernels import monotonic_ns
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ..client import AttachedReceiver, Ticket
+    from ..client import AttachedReceiver, Proposal, Ticket
     from ..session.requests import Request
     from .sidecar import Shape
 
@@ -106,6 +107,7 @@ class JournaledLoop(TargetLoop):
         self.journal = journal
         self.receiver = receiver
         self.result.rounds = journal.done
+        self._think_s = shape.think_us / 1e6
         self._issued_ns: dict[int, int] = {}
 
     def open(self, index: int) -> Request:
@@ -123,6 +125,11 @@ class JournaledLoop(TargetLoop):
     def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
         """See `TargetLoop.after_round`."""
         self.journal.add(request, before, 1, round_number, drafted, self._issued_ns[request.request])
+
+    def _verify(self, request: Request, proposal: Proposal) -> None:
+        if self._think_s:
+            time.sleep(self._think_s)
+        super()._verify(request, proposal)
 
     def _issue(self, request: Request) -> tuple[Request, int, Ticket | None]:
         issued = super()._issue(request)

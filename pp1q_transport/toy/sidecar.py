@@ -43,6 +43,7 @@ class Shape:
     idle: str = "block"
     link: str = "tcp"
     budget_us: int = 2_000_000
+    think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
 
     def packed(self) -> str:
         """As one command-line argument."""

@@ -32,6 +32,7 @@ SETTLE_S = 15.0
 LOOK_S = 0.002
 RESTART_MOST_S = 0.05
 POINT_MOST_ROUNDS = 2.0
+THINK_US = 3000  # some kills find the target with a proposal in its hands, and no request outgrows its context
 KEPT = (".toml", ".log", ".sock", ".journal", ".json")
 
 
@@ -53,11 +54,19 @@ class KillWorld:
     def __init__(self, ranks: int, seed: int, support: int | None, vocab_size: int = 512, depth: int = 3) -> None:
         self.random = random.Random(seed)
         self.shape = Shape(
-            seed=seed, rounds=10_000_000, depth=depth, vocab_size=vocab_size, support=support, requests=2, ranks=ranks
+            seed=seed,
+            rounds=10_000_000,
+            depth=depth,
+            vocab_size=vocab_size,
+            support=support,
+            requests=4,
+            ranks=ranks,
+            think_us=THINK_US,
         )
         self.deployment = Deployment(self.shape)
         self.home = self.deployment.home
         self.kills: list[Kill] = []
+        self._lately: list[Entry] = []
         self._at = dict.fromkeys(range(ranks), 0)
         self._descriptors: dict[str, tuple[int, int]] = {}  # by process: (pid, descriptors) when it was settled first
         self._shared_memory = set(os.listdir("/dev/shm"))
@@ -94,7 +103,10 @@ class KillWorld:
     def fresh(self, rank: int) -> list[Entry]:
         """What the journal of a rank gained since the last look."""
         entries, self._at[rank] = read_journal(self.journal(rank), self._at[rank])
-        return [entry for entry in entries if "request" in entry]
+        rounds = [entry for entry in entries if "request" in entry]
+        if rank == 0:
+            self._lately = (self._lately + rounds)[-20:]
+        return rounds
 
     def journal(self, rank: int) -> Path:
         """Where the target of a rank keeps what it committed."""
@@ -175,8 +187,7 @@ class KillWorld:
 
     def round_s(self) -> float:
         """How long a round of rank 0 took lately."""
-        entries = rounds_of(self.journal(0))[-20:]
-        spans = [(entry["done_ns"] - entry["issued_ns"]) / 1e9 for entry in entries]
+        spans = [(entry["done_ns"] - entry["issued_ns"]) / 1e9 for entry in self._lately]
         return min(0.05, statistics.median(spans)) if spans else 0.01
 
     def _account(self, victim: str, before: Mapping[str, Status]) -> dict[str, int]:

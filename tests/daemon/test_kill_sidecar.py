@@ -1,5 +1,4 @@
-"""A sample of `kill_world`: kill -9 of every process of a deployment at seeded points of a round. Its command is the whole
-trial."""
+"""A sample of `kill_world`: kill -9 of every process of a deployment at seeded points of a round."""
 
 from __future__ import annotations
 
