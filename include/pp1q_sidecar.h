@@ -134,7 +134,7 @@ struct pp1q_refused {
 }; /* then `length` bytes of UTF-8 */
 
 struct pp1q_epoch {
-    uint32_t epoch, state, reason, zero;
+    uint32_t epoch, state, reason, life;
 };
 
 struct pp1q_draining {

@@ -1,3 +1,4 @@
+# cython: wraparound=True, boundscheck=True
 """The receiver daemon's half of the target process that faces the leader: its records become calls on a receiver, outcomes
 records.
 

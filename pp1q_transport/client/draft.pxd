@@ -1,0 +1,1 @@
+# Compiled for its speed alone: no C types.
