@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_child import geometry
-from test_local_attach import Door, await_gone, receive
+from local_rig import Door, await_gone, receive
 from test_local_attach_client import CAPACITY, GIVEN, SIZE, WELCOME, bell, channel_memfd, memfd
 
 from pp1q_transport.errors import Reason
@@ -113,13 +113,6 @@ class Program:
     def outcome(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out.strip(), err.strip()
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    made = Door(str(tmp_path / "d.sock"), frozenset((os.getuid(),)))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("which", ("echo", "echo-aarch64"))
