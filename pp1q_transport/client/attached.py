@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """What both attached sides share: the way to a daemon, the waiting for it, its loss and its return.
 
 Between a process and the Unix socket of its daemon (`local.attach`). Knows neither proposals nor rows. A daemon that dies costs

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The draft side beside a daemon: STEPs as records, q written in place into the daemon's staging memory.
 
 Between a draft model's loop and the channel of its leader daemon, for all the targets that the daemon serves: in turn, so that

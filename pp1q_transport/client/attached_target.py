@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The target side beside a daemon: steps and commits as records, q read in place from the daemon's slots.
 
 Between a target model's loop and the channel of its receiver daemon. The slots are mapped read-only; no payload byte passes

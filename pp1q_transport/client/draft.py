@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The embedded draft side: the engine runs inside these calls; rows go out while the next one is drafted.
 
 Between a draft model's loop and the engine. Owns the staging memory. SPEC sections 3, 5 and 9.

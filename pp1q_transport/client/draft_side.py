@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """What every draft side does: STEPs to iterate over, rows staged and drawn, and callbacks for what the target does.
 
 Between the draft's loop and the two leaders that share it: embedded (`draft`) and beside a daemon (`attached_draft`). The token

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The embedded target side: the engine runs inside these calls, in the caller's own thread.
 
 Between a target model's loop and the engine: a process that computes for long between calls answers late, but nothing is lost by

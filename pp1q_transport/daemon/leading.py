@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The leader daemon's half of one draft process: STEPs of every target become its records, its rows go to their targets.
 
 Between the channel of an attached draft, which is not trusted, and one embedded `Leader` for each target this daemon serves.

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The daemon's one loop: engines, the client's channel, its Unix socket, metrics, signals and the service manager.
 
 Between the parts, each of which does its own work when polled, and the operating system, which wakes the loop for any of them. No

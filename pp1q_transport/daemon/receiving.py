@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The receiver daemon's half of the target process that faces the leader: its records become calls on a receiver, outcomes
 records.
 
