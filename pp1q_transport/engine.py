@@ -16,19 +16,21 @@ from ._native.kernels import monotonic_ns
 from ._native.net import POLLIN
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
-from .forming import Formed, Forming, Said
-from .links.tcp import TcpLink
+from .forming import Formed, Forming, Forms, Said
+from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
+from .session.group import MAX_RANKS
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Set
 
     from .keys import KeyConfig
+    from .links.proving import Joined
+    from .links.stream import StreamLink
     from .session.hello import Hello
     from .session.outbox import Outbox
 
@@ -37,6 +39,8 @@ SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
 PUMPS_AFTER_THE_END: Final = 256
 INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
+_BUSY: Final = frozenset({0})
+_FREE: Final[frozenset[int]] = frozenset()
 
 
 # What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
@@ -46,10 +50,7 @@ IMPLEMENTED: Final[dict[str, object]] = {
     "rng_abi": hello_fields.RNG_ABI,
     "precision": "fp32-le",
     "digest": "xxh3-64",
-    "link_kinds": ("tcp",),
-    "group_size": 1,
     "group_mode": "replicate",
-    "rank": 0,
 }
 
 
@@ -87,6 +88,28 @@ class EngineConfig:
         for name, value in IMPLEMENTED.items():
             if getattr(self.hello, name) != value:
                 raise ConfigError(f"{name} {getattr(self.hello, name)!r} is not part of this build, which has {value!r}")
+        if len(self.hello.link_kinds) != 1 or self.link not in KINDS:
+            # One kind, which both sides state: nothing falls back to another.
+            raise ConfigError(f"link_kinds {self.hello.link_kinds!r}: one engine has one kind of link, {' or '.join(KINDS)}")
+        _judge_group(self.hello)
+
+    @property
+    def link(self) -> str:
+        """The kind of link, as HELLO states it: "tcp" or "shm"."""
+        return self.hello.link_kinds[0]
+
+
+def _judge_group(hello: Hello) -> None:
+    """The place in a rank group that this build can take: rank 0 faces the leader, every other rank has its link to rank 0."""
+    if hello.group_size > MAX_RANKS:
+        raise ConfigError(f"group_size {hello.group_size} is not part of this build, which has groups of 1..{MAX_RANKS}")
+    on_a_group_link = hello.role in (Role.COORDINATOR, Role.MEMBER)
+    if on_a_group_link and hello.group_size < 2:
+        raise ConfigError(f"a {hello.role} needs a group_size of 2..{MAX_RANKS}: a group of one has no group link")
+    if hello.role is Role.MEMBER and not 1 <= hello.rank < hello.group_size:
+        raise ConfigError(f"rank {hello.rank} of a member is outside 1..{hello.group_size - 1}")
+    if hello.role is not Role.MEMBER and hello.rank:
+        raise ConfigError(f"a {hello.role} is rank 0, not {hello.rank}: the other ranks are members")
 
 
 class OutboxFilter(Protocol):
@@ -115,13 +138,16 @@ class Engine:
         on_up: Callable[[], None],
         on_down: Callable[[Reason], None],
         counters: Counters | None = None,
+        forming: Forms | None = None,
     ) -> None:
         self.config = config
         self.counters = counters or Counters()
         self.phase = Phase.DOWN
         self.changed_ns = monotonic_ns()  # when it came up or went down last
+        self.formed = 0
+        self.ended = 0
         self.session: SessionMachine | None = None
-        self.link: TcpLink | None = None
+        self.link: StreamLink | None = None
         self.agreement: Agreement | None = None
         self.inbox: list[tuple[str, object]] = []  # control messages for the owner: (kind, body)
         self.parted = False  # the last session ended with the peer's goodbye
@@ -138,7 +164,7 @@ class Engine:
         self._inside = threading.RLock()
         self._pid = os.getpid()
         self._wait_for_peer = config.wait_for_peer
-        self._forming = Forming(
+        self._forming: Forms = forming or Forming(
             config.hello,
             config.listen,
             config.connect,
@@ -203,7 +229,7 @@ class Engine:
             timeout_ns = max(0, min(timeout_ns, self._filter_due_ns - monotonic_ns()))
         self.link.wait(min(timeout_ns, CONTROL_EVERY_NS), -1)
 
-    def _spin(self, link: TcpLink) -> None:
+    def _spin(self, link: StreamLink) -> None:
         try:
             moved = link.pump_until(SPIN_TRIES)
         except PeerFault as fault:
@@ -221,16 +247,21 @@ class Engine:
             watched.extend(self.link.watch())
         return watched
 
-    def watched(self) -> tuple[object, ...]:
-        """What `watch` depends on: while this stays equal, its answer does. Prepares for the sleep as `watch` does."""
+    def rest(self) -> tuple[object, ...] | None:
+        """Prepares for the owner's sleep, which `woke` must follow. None: there is something to do, don't sleep; else what
+        `watch` depends on: while this stays equal, so does its answer."""
         link = self.link
         if link is None:
             return tuple(self._forming.descriptors())
-        return (link, link.rest(), self._forming.descriptors_changed)
+        how = link.rest()
+        return None if how < 0 else (link, how, self._forming.descriptors_changed)
 
     def woke(self, ready: Set[int]) -> None:
         """The owner's sleep is over, by these descriptors: what the control plane has is looked at in the next `poll`."""
-        if self.link is None or not ready.isdisjoint(self._forming_fds):
+        link = self.link
+        if link is not None:
+            link.rise(link.fd in ready)
+        if link is None or not ready.isdisjoint(self._forming_fds):
             self._forming_ns = 0
 
     def flush(self) -> None:
@@ -269,7 +300,7 @@ class Engine:
 
     def _poll_forming(self, now_ns: int) -> None:
         try:
-            events = self._forming.poll(now_ns, self.phase is Phase.UP)
+            events = self._forming.poll(now_ns, _BUSY if self.phase is Phase.UP else _FREE)
         except PeerFault:
             # The control plane is over, and with it the session: its slots are settled before anybody hears of it.
             self._pump_rest()
@@ -279,7 +310,7 @@ class Engine:
             raise
         for event in events:
             if isinstance(event, Formed):
-                self._up(event.sock, event.agreement)
+                self._up(event.joined, event.agreement)
             elif isinstance(event, Said):
                 if len(self.inbox) < INBOX_AT_MOST:
                     self.inbox.append((event.kind, event.body))
@@ -298,13 +329,13 @@ class Engine:
 
     # ---- sessions -----------------------------------------------------------------------------------------------
 
-    def _up(self, sock: socket.socket, agreement: Agreement) -> None:
+    def _up(self, joined: Joined, agreement: Agreement) -> None:
         self.agreement = agreement
         terms = terms_of(agreement)
         try:
             self.session = self._make_session(terms)
         except PeerFault as fault:  # a session of other sizes, while slots of the last one are still read
-            sock.close()
+            joined.close()
             self.counters.refuse(fault.reason)
             self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
             self._forming.back_off(monotonic_ns())
@@ -313,11 +344,12 @@ class Engine:
         if self.config.wrap_outbox is not None:
             self._filter = self.config.wrap_outbox(outbox)
             outbox = self._filter.outbox
-        self.link = TcpLink(sock, self.session, outbox)
+        self.link = KINDS[self.config.link].link(joined, self.session, outbox)
         self.phase = Phase.UP
         self.changed_ns = monotonic_ns()
         self.parted = False
         self._forming.settled()
+        self.formed += 1
         self.counters.add("sessions")
         self.log.info("session_up", session=terms.session, **self.link.describe())
         try:
@@ -342,6 +374,7 @@ class Engine:
         self.phase = Phase.DOWN
         self.changed_ns = monotonic_ns()
         self.counters.refuse(reason)
+        self.ended += 1
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning
         said = Reason.from_code(session.peer_status).value if session.peer_status else None
@@ -359,14 +392,11 @@ class Engine:
                 raise PeerFault(reason, "the link is gone")
             self.close()
 
-    def _tell(self, link: TcpLink, session: SessionMachine, reason: Reason) -> None:
+    def _tell(self, link: StreamLink, session: SessionMachine, reason: Reason) -> None:
         """Best effort: a STATUS names the reason to the peer before the link closes."""
         frame = session.farewell(reason)
-        if link.outbox.empty():
-            try:
-                link.sock.send(frame)
-            except OSError as error:
-                self.log.debug("status_not_sent", error=error.strerror)
+        if link.outbox.empty() and not link.say_last(frame):
+            self.log.debug("status_not_sent", reason=reason.value)
 
     def fail(self, reason: Reason) -> None:
         """Ends the session because this side can't go on with it (a full outbox, a counter that ran out)."""
@@ -412,9 +442,10 @@ class Engine:
 
 
 def terms_of(agreement: Agreement) -> SessionTerms:
-    """The numbers of an agreement that both session machines run by."""
+    """The numbers of an agreement that both session machines run by. On a group link the coordinator, which sends the rows,
+    stands where the leader does on others."""
     ours, theirs = agreement.ours, agreement.theirs
-    leader, receiver = (ours, theirs) if ours.role is Role.LEADER else (theirs, ours)
+    leader, receiver = (ours, theirs) if ours.role.sends_rows else (theirs, ours)
     return _terms(ours, agreement.session, leader.boot_nonce, receiver.boot_nonce)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from pp1q_transport import wire
 from pp1q_transport._native import kernels, net, ring
-from pp1q_transport.links import tcp
+from pp1q_transport.links import shm, stream, tcp
 from pp1q_transport.local import channel
 from pp1q_transport.session import assembler, leader, machine, outbox, receiver, requests, slots, terms, watchdog
 
-HOT = (wire, tcp, channel, assembler, leader, machine, outbox, receiver, requests, slots, terms, watchdog)
+HOT = (wire, shm, stream, tcp, channel, assembler, leader, machine, outbox, receiver, requests, slots, terms, watchdog)
 
 
 @pytest.mark.parametrize("module", HOT, ids=lambda module: module.__name__)

@@ -34,6 +34,7 @@ P_VALUE_LEAST: Final = 1e-6
 @click.option("--requests", type=click.IntRange(1, 64), default=4, help="Requests that take turns.")
 @click.option("--vocab", type=click.IntRange(64, 1 << 20), default=129280, help="Vocabulary size.")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise; same seed, same tokens.")
+@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="What carries q between the processes.")
 @click.option("--faults", default="", metavar="RATES", help="Inject in flight, e.g. corrupt=0.02,late=0.02,drop=0.02.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("--tokens", "with_tokens", is_flag=True, help="Put the committed tokens of each request into the JSON.")
@@ -47,12 +48,13 @@ def demo(
     requests: int,
     vocab: int,
     seed: int,
+    link: str,
     faults: str,
     as_json: bool,
     with_tokens: bool,
     verbose: int,
 ) -> None:
-    """Speculative decoding between two processes over loopback TCP, checked to be distributed as the target.
+    """Speculative decoding between two processes, q over loopback TCP or shared memory, checked to be distributed as the target.
 
     Exit status 0 means: every slot is free again, no injected fault passed, the distribution holds, and (without --faults)
     every proposal was ready.
@@ -64,7 +66,7 @@ def demo(
         raise ConfigError("choose --dense or --sparse K, not both")
     if support is not None and support > vocab:
         raise ConfigError(f"--sparse {support}: a vocabulary of {vocab} has no more than that to choose from")
-    options = _options(support, rounds, depth, requests, vocab, seed, faults)
+    options = _options(support, rounds, depth, requests, vocab, seed, link, faults)
     started = time.monotonic()
     result = _run(options, faults, live=not as_json and sys.stderr.isatty())
     problems = _problems(options, result)
@@ -98,7 +100,7 @@ def demo_draft(connect: str, socket: str, packed: str, verbose: int) -> None:
 
 
 def _options(
-    support: int | None, rounds: int, depth: int, requests: int, vocab: int, seed: int, faults: str
+    support: int | None, rounds: int, depth: int, requests: int, vocab: int, seed: int, link: str, faults: str
 ) -> DemoOptions:
     from ..links.faulty import FaultRates
     from ..toy.demo import DemoOptions
@@ -110,6 +112,7 @@ def _options(
         vocab_size=vocab,
         support=support,
         requests=requests,
+        link=link,
         faults=FaultRates.parse(faults),
     )
 
@@ -125,6 +128,7 @@ def _run(options: DemoOptions, faults: str, live: bool) -> DemoResult:
             "requests": options.requests,
             "vocab": options.vocab_size,
             "seed": options.seed,
+            "link": options.link,
             "faults": faults,
         }
     )
@@ -208,6 +212,7 @@ def _as_json(options: DemoOptions, result: DemoResult, with_tokens: bool) -> dic
         "p_value": result.p_value,
         "slots_not_free": result.slots_not_free,
         "latency_us": latency_us(result.latencies_ns),
+        "link": result.link,
         "representation": "dense" if options.support is None else "sparse",
         "seed": options.seed,
         "committed": result.committed,
@@ -237,7 +242,7 @@ def _report(options: DemoOptions, result: DemoResult, seconds: float) -> str:
         f"  accepted        {mean:.2f} of {options.depth} drafts a round; {result.committed} tokens committed",
         f"  step latency    p50 {latency['p50']:.0f} us   p99 {latency['p99']:.0f} us   p99.9 {latency['p999']:.0f} us"
         "   (drafting included)",
-        f"  q carried       {result.bytes_ready / 1e6:.1f} MB, every value validated, every draw proven",
+        f"  q carried       {result.bytes_ready / 1e6:.1f} MB over {result.link}, every value validated, every draw proven",
     ]
     for kind, outcomes in result.fault_outcomes.items():
         ends = ", ".join(f"{name} {count}" for name, count in sorted(outcomes.items()))

@@ -34,7 +34,7 @@ FREE_S: Final = 5.0
 @click.option("--vocab", type=click.IntRange(64, 1 << 20), default=129280, help="Vocabulary size.")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise.")
 @click.option("--idle", type=click.Choice(["block", "spin", "spin-then-block"]), default="block", help="How everybody waits.")
-@click.option("--link", type=click.Choice(["tcp"]), default="tcp", help="Between the daemons.")
+@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="Between the daemons.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
 @command_errors

@@ -24,6 +24,7 @@ SLICE_S: Final = 0.5
 
 @click.command("pp1q-recv", cls=OneLineCommand, context_settings={"show_default": True})
 @click.option("--listen", default="tcp://127.0.0.1:7801", metavar="ENDPOINT", help="Where senders find this end.")
+@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="What carries q; shm: on one host only.")
 @click.option("--idle", type=click.Choice(["spin", "block"]), help="Refuse any other idle strategy.  [default: the sender's]")
 @click.option("--cpu", type=click.IntRange(0, 1 << 16), metavar="N", help="Run on this CPU.  [default: one per end on one host]")
 @click.option("--own-key", type=click.Path(), metavar="FILE", help="This end's .secret file (with --allow).")
@@ -43,6 +44,7 @@ SLICE_S: Final = 0.5
 @command_errors
 def main(
     listen: str,
+    link: str,
     idle: str | None,
     cpu: int | None,
     own_key: str | None,
@@ -74,7 +76,7 @@ def main(
     sink = open_samples(samples)
     baseline = BaselineRss()
     limits = {"vocab": max_vocab, "depth": max_depth, "support": max_support, "slots": max_slots}
-    receiver = _open(listen, keys, limits)
+    receiver = _open(listen, link, keys, limits)
     line = StageLine(not quiet)
     with receiver:
         if ready_fd is not None:
@@ -102,14 +104,14 @@ def _keys(own_key: str | None, allow: str | None) -> KeyConfig | None:
     return listener_keys(own_key, allow)
 
 
-def _open(listen: str, keys: KeyConfig | None, limits: dict[str, int]) -> Receiver:
+def _open(listen: str, link: str, keys: KeyConfig | None, limits: dict[str, int]) -> Receiver:
     from ..client import EngineConfig, Role, make_hello, new_boot_nonce, open_receiver
     from ..qualify.plan import IDENTITIES, MAX_CONTEXT_TOKENS
 
     hello = make_hello(
         Role.RECEIVER, new_boot_nonce(), vocab_size=limits["vocab"], depth=limits["depth"],
         support=min(limits["support"], limits["vocab"]), max_slots=limits["slots"], batch_requests=limits["slots"] // 2,
-        max_context_tokens=MAX_CONTEXT_TOKENS, **IDENTITIES,
+        max_context_tokens=MAX_CONTEXT_TOKENS, link_kinds=(link,), **IDENTITIES,
     )  # fmt: skip
     return open_receiver(EngineConfig(hello=hello, listen=listen, keys=keys, takes_options=True))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.command("pp1q-send", cls=OneLineCommand, context_settings={"show_default": True})
 @click.option("--connect", metavar="ENDPOINT", help="Where pp1q-recv listens.  [default: tcp://127.0.0.1:7801]")
 @click.option("--loopback", is_flag=True, help="Start the receiver as well, as a second process on this host.")
+@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="What carries q; shm: on one host only.")
 @click.option("--dense", is_flag=True, help="Send all of q: one FP32 a vocabulary entry.  [default]")
 @click.option("--sparse", type=click.IntRange(1, 1 << 16), metavar="K", help="Send the top K of q instead.")
 @click.option("--requests", type=click.IntRange(1, 512), default=4, help="Proposals a batch; two batches are in flight.")
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 def main(
     connect: str | None,
     loopback: bool,
+    link: str,
     dense: bool,
     sparse: int | None,
     requests: int,
@@ -77,7 +79,7 @@ def main(
         requests=requests, depth=depth, rounds=rounds, warmup=warmup, vocab=vocab, seed=seed, idle=idle,
         floors=not no_floors,
     )  # fmt: skip
-    _run(plan, connect, loopback, cpu, _keys(own_key, server_key), wait_s, as_json, samples)
+    _run(plan, link, connect, loopback, cpu, _keys(own_key, server_key), wait_s, as_json, samples)
 
 
 def _keys(own_key: str | None, server_key: str | None) -> KeyConfig | None:
@@ -93,6 +95,7 @@ def _keys(own_key: str | None, server_key: str | None) -> KeyConfig | None:
 
 def _run(
     plan: Plan,
+    link: str,
     connect: str | None,
     loopback: bool,
     cpu: int | None,
@@ -117,10 +120,10 @@ def _run(
         endpoint = connect or "tcp://127.0.0.1:7801"
         if loopback:
             line("starting the receiver", 0, 1)
-            receiver = stack.enter_context(LoopbackReceiver(plan))
+            receiver = stack.enter_context(LoopbackReceiver(plan, link=link))
             endpoint = receiver.endpoint
         address = parse_endpoint(endpoint)
-        hello = make_hello(Role.LEADER, new_boot_nonce(), **plan.hello_options())
+        hello = make_hello(Role.LEADER, new_boot_nonce(), link_kinds=(link,), **plan.hello_options())
         leader = stack.enter_context(open_leader(EngineConfig(hello=hello, connect=endpoint, keys=keys)))
         line(f"connecting to {endpoint}", 0, 1)
         _reach(leader, endpoint, wait_s)

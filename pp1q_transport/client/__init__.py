@@ -33,16 +33,18 @@ def configure(
     keys: KeyConfig | None = None,
     idle: Idle | str = Idle.BLOCK,
     wait_for_peer: bool = True,
+    link: str = "tcp",
     **hello: object,
 ) -> EngineConfig:
-    """The configuration of one side. `hello` are fields of HELLO (`vocab_size`, `depth`, `support`, `draft_identity`,
-    `target_identity`, `max_slots`...); both sides must state the same. Raises `ConfigError` naming what is unusable."""
+    """The configuration of one side. `link` is "tcp" or, where both sides are on one host, "shm". `hello` are fields of HELLO
+    (`vocab_size`, `depth`, `support`, `draft_identity`, `target_identity`, `max_slots`...); both sides must state the same.
+    Raises `ConfigError` naming what is unusable."""
     try:
         idle = Idle(idle)
     except ValueError:
         raise ConfigError(f"idle must be one of {', '.join(Idle)}, not {idle!r}") from None
     return EngineConfig(
-        hello=make_hello(role, new_boot_nonce(), **hello),
+        hello=make_hello(role, new_boot_nonce(), **{"link_kinds": (link,), **hello}),
         listen=listen,
         connect=connect,
         keys=keys,
@@ -58,7 +60,10 @@ def open_leader(config: EngineConfig | None = None, **options: Any) -> Leader:
 
 def open_receiver(config: EngineConfig | None = None, **options: Any) -> Receiver:
     """The target side, embedded in this process: from a `config`, or from the options of `configure`."""
-    return Receiver(_config(Role.RECEIVER, config, options))
+    chosen = _config(Role.RECEIVER, config, options)
+    if chosen.hello.group_size != 1:
+        raise ConfigError(f"group_size {chosen.hello.group_size} needs a daemon a rank: an embedded receiver is a group of one")
+    return Receiver(chosen)
 
 
 def attach_leader(path: str | Path, *, idle: Idle | str = "block") -> AttachedLeader:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BACKOFF_FIRST_NS: Final = 20_000_000
-BACKOFF_MOST_NS: Final = 1_000_000_000
+BACKOFF_MOST_NS: Final = 1_000_000_000  # after a refusal
+ABSENT_MOST_NS: Final = 100_000_000  # while nobody listens: a look costs some microseconds of this host and disturbs nobody
 LOOK_AT_MOST_NS: Final = 50_000_000
 SEND_AT_MOST_NS: Final = 2_000_000_000
 FULL_PAUSE_NS: Final = 200_000
@@ -58,6 +59,12 @@ class AttachedSide(ABC):
     @abstractmethod
     def up(self) -> bool:
         """Whether proposals can flow: the daemon is there and has what it needs."""
+
+    def may_wait(self) -> None:  # noqa: B027 - only targets have epochs
+        """Raises `LocalMisuse` when waiting for the peer would be in vain: the caller has left something undone."""
+
+    def settle_epoch(self) -> None:  # noqa: B027 - only targets have epochs
+        """Does what the group's epoch wants of this process, if there is one."""
 
     @abstractmethod
     def _joined(self, attachment: Attachment) -> None:
@@ -111,9 +118,9 @@ class AttachedSide(ABC):
         self._back_off()
         self._parted()
 
-    def _back_off(self) -> None:
+    def _back_off(self, most_ns: int = ABSENT_MOST_NS) -> None:
         self._retry_ns = monotonic_ns() + int(self._backoff_ns * self._random.uniform(0.5, 1.5))
-        self._backoff_ns = min(self._backoff_ns * 2, BACKOFF_MOST_NS)
+        self._backoff_ns = min(self._backoff_ns * 2, most_ns)
 
     def _rejoin(self) -> None:
         """Looks for the daemon if it is time to. Its absence is nothing to raise: it may be restarting."""
@@ -123,7 +130,7 @@ class AttachedSide(ABC):
             self._join()
         except (ConfigError, PeerFault) as fault:
             self.log.debug("no_daemon", detail=str(fault))
-            self._back_off()
+            self._back_off(ABSENT_MOST_NS if isinstance(fault, ConfigError) else BACKOFF_MOST_NS)
 
     # ---- records ------------------------------------------------------------------------------------------------
 
@@ -183,7 +190,7 @@ class AttachedSide(ABC):
             _sleep(FULL_PAUSE_NS)
             if channel.send(kind, fixed, payload):
                 return True
-        self._lose(Reason.OVERLOAD)
+        self._lose(Reason.PEER_LOST if attachment.gone() else Reason.OVERLOAD)
         return False
 
     def ring(self) -> None:
@@ -193,6 +200,7 @@ class AttachedSide(ABC):
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
+        self.may_wait()
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         while not self.up:
             if self._closed:
@@ -200,6 +208,7 @@ class AttachedSide(ABC):
             if monotonic_ns() >= deadline_ns:
                 raise PeerFault(Reason.TIMEOUT, f"no peer within {timeout_s:g} s through the daemon at {self.path}")
             self.serve(min(deadline_ns, monotonic_ns() + LOOK_AT_MOST_NS))
+            self.settle_epoch()
 
     # ---- for an owner who sleeps by himself (`pump`) ------------------------------------------------------------
 

@@ -7,83 +7,33 @@ through here. This process's requests are the truth about committed tokens: a da
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
+
+import xxhash
 
 from .. import wire
 from .._native.kernels import monotonic_ns
-from ..errors import LocalMisuse, ProposalDiscarded, Reason
+from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..local.attach import Flag, Role
 from ..staging import SlotViews
 from .attached import AttachedSide
+from .attached_ticket import GRACE_NS, RecordTicket
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
 
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Iterable
     from pathlib import Path
 
     from ..local.attach import Attachment
     from ..session.requests import Request
-    from .copying import RowsUp
 
-GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
-_NONE: Final = (0, 0, 0)
-
-
-class RecordTicket:
-    """A STEP under way at the daemon (see `proposal.Ticket`)."""
-
-    def __init__(self, receiver: AttachedReceiver, request: Request, number: int, trace_id: int, budget_us: int) -> None:
-        self._receiver = receiver
-        self.request = request
-        self.number = number
-        self.trace_id = trace_id
-        self.round = request.round
-        self.enqueued_ns = monotonic_ns()
-        self.budget_ns = budget_us * 1000
-        self.deadline_ns = self.enqueued_ns + self.budget_ns + GRACE_NS
-        self.ready_ns = 0
-        self.facts: ProposalFacts | None = None
-        self.reason: Reason | None = None
-        self.rows_up: RowsUp | None = None
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """See `proposal.Ticket.key`."""
-        facts = self.facts
-        return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
-
-    @property
-    def known(self) -> bool:
-        """See `proposal.Ticket.known`."""
-        if self.rows_up is not None:
-            return self._receiver.copies.settled(self.rows_up)
-        return self.facts is not None or self.reason is not None
-
-    @property
-    def settled(self) -> bool:
-        """See `proposal.Ticket.settled`."""
-        if not self.known:
-            self._receiver.poll()
-        return self.known
-
-    def wait(self) -> Proposal:
-        """See `proposal.Ticket.wait`."""
-        while not self.known:
-            if self.rows_up is not None:
-                self._receiver.await_copies(self.rows_up)
-                continue
-            self._receiver.serve(self.deadline_ns)
-            if monotonic_ns() >= self.deadline_ns and not self.known:
-                self._receiver.give_up_daemon()
-        if self.rows_up is not None:
-            return self.rows_up.result()
-        if self.facts is not None:
-            return Proposal(self._receiver, self.request, self.facts)
-        assert self.reason is not None
-        raise ProposalDiscarded(self.reason, self.request.request, self.round)
+AgreeHook = Callable[[int, "dict[int, array[int]]"], "Mapping[int, Iterable[int]]"]
+_STATE: Final = struct.Struct("<QQQQ")
+_M64: Final = (1 << 64) - 1
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -97,10 +47,15 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._views: SlotViews | None = None
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
-        self._group_size = 1
         self._session = 0
-        self._epoch = 0
+        self.epoch = 0
+        """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
         self._life = 0
+        self._grouped = False
+        self._open = False
+        self._asked = 0  # the epoch that wants to know our committed state
+        self._agree: AgreeHook | None = None
+        self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
         self._next_ticket = 1
         self._tickets: dict[int, RecordTicket] = {}
         self._held: dict[int, int] = {}  # slot -> the generation this process reads
@@ -111,7 +66,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     @property
     def up(self) -> bool:
         """See `AttachedSide.up`."""
-        return self._session != 0
+        return self._open if self._grouped else self._session != 0
 
     @property
     def views(self) -> SlotViews:
@@ -127,7 +82,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._limits = {
             name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
         }
-        self._group_size = shape.group_size
+        self._grouped = shape.group_size > 1
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
         self._map(attachment.regions)
 
@@ -139,6 +94,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def _parted(self) -> None:
         self._unmap(touched=self.copies.running)
         self._session = 0
+        self._open = False
+        self._asked = 0
         self._life += 1
         self._held.clear()
         tickets = list(self._tickets.values())
@@ -155,7 +112,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def before_sleep(self) -> tuple[object, ...] | None:
         """See `AttachedSide.before_sleep`."""
         now_ns = monotonic_ns()
-        if any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+        if self.rank == 0 and any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
             self.give_up_daemon()
             return None
         return super().before_sleep()
@@ -166,15 +123,21 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if kind == m.READY:
             self._ready(fields)
         elif kind == m.DISCARDED:
-            request, number, reason, _round, generation, _zero = fields
+            request, number, reason, round_number, generation, _zero = fields
             self._raise_generation(request, generation)
-            self._settle(number, Reason.from_code(reason))
+            self._settle(number, Reason.from_code(reason), round_number, generation)
+            if not number and request in self._answer:
+                self._answer[request] = Reason.from_code(reason)
         elif kind == m.UP:
-            self._session, self._epoch = fields[0], fields[1]
+            self._session = fields[0]
         elif kind == m.DOWN:
             self._session = 0
             for request_open in self.requests.requests.values():
                 request_open.discard()
+        elif kind == m.COMMITTED:
+            self._answer.pop(fields[0], None)
+        elif kind == m.EPOCH:
+            self._turn_epoch(fields[3] << 32 | fields[0], fields[1])
         elif kind == m.REFUSED:
             text = bytes(payload).decode("utf-8", "replace")
             self.counters.add("refused_by_daemon")
@@ -186,10 +149,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if request is not None:
             request.generation = max(request.generation, generation)
 
-    def _settle(self, number: int, reason: Reason) -> None:
+    def _settle(self, number: int, reason: Reason, round_number: int = 0, generation: int = 0) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
             ticket.reason = reason
+            ticket.generation = generation
+            if self.rank and generation:  # rank 0 counts the rounds
+                ticket.round = round_number
+                ticket.request.round = round_number + 1
             ticket.request.in_flight = False
 
     def _ready(self, fields: tuple[int, ...]) -> None:
@@ -199,8 +166,10 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.send(m.RELEASE, slot, slot_generation)
             self.ring()
             return
-        ticket.request.in_flight = False
         ticket.request.generation = max(ticket.request.generation, generation)
+        if self.rank:  # rank 0 counts the rounds
+            ticket.round = round_number
+            ticket.request.round = round_number + 1
         ticket.facts = ProposalFacts(
             session=self._session,
             slot=slot,
@@ -216,8 +185,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
             life=self._life,
         )
         self._held[slot] = slot_generation
+        begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
         proposal = Proposal(self, ticket.request, ticket.facts)
-        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, ticket.enqueued_ns + ticket.budget_ns)
+        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
 
     def poll(self) -> int:
         """See `AttachedSide.poll`."""
@@ -275,15 +245,15 @@ class AttachedReceiver(AttachedSide, TargetSide):
         no slot is free or what is asked is outside the session's terms.
         """
         self._check_open(request)
-        if not self.up:
-            self.poll()
+        if not self.up or self.draining:
+            self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
         if not self.up:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
-        if self.draining:
+        if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         check_step(self, self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
-        if request.in_flight:
+        if request.in_flight:  # until it is committed or discarded, as in the embedded engine
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
         if not self.free_slots:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
@@ -314,7 +284,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def check_idle(self, request: Request) -> None:
         """See `TargetSide.check_idle`."""
-        if request.in_flight:
+        if any(ticket.request is request for ticket in self._tickets.values()):
             raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
@@ -339,9 +309,13 @@ class AttachedReceiver(AttachedSide, TargetSide):
         generation: int,
         epoch: int,
     ) -> None:
-        before = len(request.tokens)
-        request.extend(tokens)
-        fresh = request.tokens[before:]
+        fresh = array("i", tokens)
+        self._check_room(request, len(fresh))
+        if self._grouped:
+            self._may_commit(request, round)
+        else:
+            request.extend(fresh)
+            request.in_flight = False
         self.send(
             m.COMMIT,
             request.request,
@@ -356,11 +330,39 @@ class AttachedReceiver(AttachedSide, TargetSide):
             payload=fresh.tobytes(),
         )
         self.ring()
-        self.nudge()
+        try:
+            if self._grouped:
+                self._hear_commit(request, round)
+                request.extend(fresh)
+                request.in_flight = False
+        finally:
+            self.nudge()
+
+    def _may_commit(self, request: Request, round: int) -> None:
+        if not self._open:
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, round)
+        self._answer[request.request] = None
+
+    def _hear_commit(self, request: Request, round: int) -> None:
+        """In a group the daemon knows best whether the epoch still stands: waits for its word."""
+        give_up_ns = monotonic_ns() + GRACE_NS
+        answer = self._answer
+        life = self._life
+        while request.request in answer and answer[request.request] is None and self._life == life:
+            self.serve(give_up_ns)
+            if monotonic_ns() >= give_up_ns:
+                self.give_up_daemon()
+        refused = answer.pop(request.request, None)
+        if refused is not None or self._life != life:
+            raise ProposalDiscarded(refused or Reason.PEER_LOST, request.request, round)
+
+    def holds(self, facts: ProposalFacts) -> bool:
+        """Whether the daemon that said a proposal is ready is still the one there is."""
+        return facts.life == self._life
 
     def check_held(self, facts: ProposalFacts) -> None:
         """See `ProposalHolder.check_held`."""
-        if facts.life != self._life:
+        if not self.holds(facts):
             raise ProposalDiscarded(Reason.PEER_LOST, round=facts.round)
         if self._held.get(facts.slot) != facts.slot_generation:
             raise LocalMisuse("this proposal is released already")
@@ -376,13 +378,73 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
         """See `TargetSide.tell_void`. The next COMMIT carries the risen generation. In a group of ranks the others may use what
         they hold: this rank leaves, which ends the epoch (SPEC section 4)."""
-        if self._group_size > 1:
+        if self._grouped:
             self._lose(reason)
 
     def close(self) -> None:
         """See `AttachedSide.close`."""
         self._close_copies()
         super().close()
+
+    # ---- a rank group ------------------------------------------------------------------------------------------
+
+    def on_agree(self, hook: AgreeHook) -> None:
+        """What a group of several ranks needs: after the death of any rank, and at the start, all ranks must hold the same
+        committed tokens before another STEP. `hook(epoch, committed)` is called inside `wait_for_peer` on every rank, with the
+        tokens (int32 arrays by request) that this rank committed; it returns those that all ranks agreed on, by whatever
+        collective the engine has (an all-reduce, a broadcast of rank 0's). Raise `PeerFault` when the collective fails: it is
+        called again. SPEC section 4, One decision."""
+        self._agree = hook
+
+    def _turn_epoch(self, epoch: int, state: int) -> None:
+        self._open = state == m.EPOCH_OPEN
+        self._asked = epoch if state == m.EPOCH_AGREE else 0
+        if self._open:
+            self.epoch = epoch
+        else:  # what was ready can't be committed any more
+            waiting = {ticket.request.request for ticket in self._tickets.values()}
+            for request in self.requests.requests.values():
+                request.in_flight = request.request in waiting
+
+    def may_wait(self) -> None:
+        """See `AttachedSide.may_wait`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
+        if self._grouped and self._agree is None:
+            raise LocalMisuse("a group of several ranks needs `on_agree`: how this engine's ranks agree on committed tokens")
+
+    def settle_epoch(self) -> None:
+        """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""
+        epoch = self._asked
+        if not epoch or self._tickets or self._held or self._agree is None:
+            return
+        self._asked = 0
+        try:
+            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in self.requests.requests.items()})
+        except PeerFault as fault:
+            self.counters.refuse(fault.reason)
+            self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
+            self._asked = epoch
+            self.poll()  # a later epoch may be asked for by now
+            return
+        for number, request in self.requests.requests.items():
+            if number not in agreed:
+                raise LocalMisuse(f"the ranks' agreement leaves request {number} out")
+            tokens = self._int32(agreed[number])
+            if tokens != request.tokens:
+                request.rewrite(tokens)
+                self.send(m.CLOSE, number)
+                self.announce(request)
+        low, high = self._state()
+        self.send(m.AGREE, epoch & wire.U32_MAX, len(self.requests.requests), low, high)
+        self.ring()
+
+    def _state(self) -> tuple[int, int]:
+        """128 bits of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of requests."""
+        requests = [self.requests.requests[number] for number in sorted(self.requests.requests)]
+        packed = b"".join(
+            _STATE.pack(each.request, len(each.tokens), each.prefix_low, each.prefix_high) for each in requests
+        )
+        digest = xxhash.xxh3_128_intdigest(packed)
+        return digest & _M64, digest >> 64
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

@@ -61,6 +61,12 @@ class Endpoint:
 
     # ---- for an owner who sleeps by himself (`pump`) ------------------------------------------------------------
 
+    def may_wait(self) -> None:
+        """See `AttachedSide.may_wait`: an embedded side is a group of one, and can always wait."""
+
+    def settle_epoch(self) -> None:
+        """See `AttachedSide.settle_epoch`: an embedded side is a group of one, which agrees with itself."""
+
     @property
     def flushed(self) -> bool:
         """Whether nothing waits to be sent."""
@@ -69,7 +75,7 @@ class Endpoint:
 
     def before_sleep(self) -> tuple[object, ...] | None:
         """Prepares for the owner's own sleep. None: do not sleep, poll; otherwise what `descriptors_to_watch` depends on."""
-        return () if self.closed else self.engine.watched()
+        return () if self.closed else self.engine.rest()
 
     def descriptors_to_watch(self) -> list[tuple[int, int]]:
         """(descriptor, poll events) of everything that may wake this side."""

@@ -148,7 +148,7 @@ class Loop:
         if signal.SIGHUP in self._asked:
             self._asked.discard(signal.SIGHUP)
             self.on_reload()
-        if self._asked and not self._drain_until_ns:
+        if self._asked - {signal.SIGHUP} and not self._drain_until_ns:  # one more SIGHUP may have come meanwhile
             self._begin_drain(now_ns)
         if self._drain_until_ns and (now_ns >= self._drain_until_ns or not self.port.busy):
             self._stop = True
@@ -165,32 +165,31 @@ class Loop:
     def _sleep(self) -> None:
         attached = self.port.attached
         channel = attached.channel if attached is not None else None
-        if channel is not None and not channel.prepare_sleep():
-            return  # something came since it was looked at
-        self._watch()
         ready: set[int] = set()
-        try:
-            ready.update(descriptor for descriptor, _events in self._poller.poll(SLEEP_AT_MOST_MS))
-        except InterruptedError:  # a signal whose handler raised nothing: the turn looks at what it asked for
-            self._rare_ns = 0
-        finally:
-            if channel is not None:
-                channel.after_sleep()
-        self.sleeps += 1
+        if (channel is None or channel.prepare_sleep()) and self._watch(attached):
+            try:
+                ready.update(descriptor for descriptor, _events in self._poller.poll(SLEEP_AT_MOST_MS))
+            except InterruptedError:  # a signal whose handler raised nothing: the turn looks at what it asked for
+                self._rare_ns = 0
+            self.sleeps += 1
+        if channel is not None:
+            channel.after_sleep(channel.fileno() in ready)
         for engine, _serve in self.engines:
             engine.woke(ready)
         if not self._rare_fds.isdisjoint(ready):
             self._rare_ns = 0
 
-    def _watch(self) -> None:
-        """Brings the list of what can wake us up to date; most often nothing changed. (poll, not epoll: a descriptor that was
-        closed and came back as another one would be missing from a kernel's list.)"""
-        attached = self.port.attached
+    def _watch(self, attached: Attached | None) -> bool:
+        """Brings the list of what can wake us up to date; most often nothing changed. False: an engine has something to do.
+        (poll, not epoll: a descriptor that was closed and came back as another would be missing from a kernel's list.)"""
         state: list[object] = [attached]
-        for engine, _serve in self.engines:
-            state.append(engine.watched())
-        if state == self._watched_state:
-            return
+        busy = False
+        for engine, _serve in self.engines:  # each must be asked, since each is told that the sleep is over
+            how = engine.rest()
+            busy = busy or how is None
+            state.append(how)
+        if busy or state == self._watched_state:
+            return not busy
         self._watched_state = state
         rare = {self.server.fileno()}
         wanted: dict[int, int] = {}
@@ -206,3 +205,4 @@ class Loop:
         for descriptor, events in wanted.items():
             self._poller.register(descriptor, events)
         self._rare_fds = rare
+        return True

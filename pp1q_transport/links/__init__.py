@@ -6,13 +6,21 @@ bytes go and its outbox what to send.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..memory import ReadMemory
+    from ..session.outbox import Outbox
 
 
 class Link(Protocol):
     """What the engine needs of a link. Codes are those of `Reason`."""
 
     kind: str
+    outbox: Outbox
+    bytes_in: int
+    bytes_out: int
+    error_number: int  # the errno that ended the link, 0 when none did
 
     def pump(self, now_ns: int) -> int:
         """Moves what can be moved now. Bytes moved (0 = nothing to do), or -code when the link is unusable."""
@@ -24,13 +32,20 @@ class Link(Protocol):
         """Sleeps until the link or `other_fd` can go on, or `timeout_ns` is over."""
 
     def rest(self) -> int:
-        """Prepares for the owner's own sleep. A number that changes whenever the answer of `watch` does."""
+        """Prepares for the owner's own sleep, which `rise` must follow. -1: there is something to do, don't sleep; else a number
+        that changes whenever the answer of `watch` does."""
+
+    def rise(self, ready: bool) -> None:
+        """The owner's sleep is over; `ready`: a descriptor of this link's woke it."""
 
     def watch(self) -> list[tuple[int, int]]:
         """(descriptor, poll events) of everything that may wake this link."""
 
     def fence(self, slot: int) -> bool:
         """After this, no byte can land in `slot`. True when a payload was landing there."""
+
+    def say_last(self, frame: ReadMemory) -> bool:
+        """A frame past an empty outbox, as a farewell before `close`. False when it was not taken whole at once."""
 
     def describe(self) -> dict[str, object]:
         """What runs: kind, addresses, options, as logs and reports print it."""

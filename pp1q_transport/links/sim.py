@@ -13,6 +13,7 @@ from ..errors import Reason
 from ..session.assembler import Assembler
 
 if TYPE_CHECKING:
+    from ..memory import ReadMemory
     from ..session.assembler import FrameSink
     from ..session.outbox import Outbox
 
@@ -37,6 +38,7 @@ class SimLink:
         self.outbox = outbox
         self.bytes_in = 0
         self.bytes_out = 0
+        self.error_number = 0
         self.broken = 0
         self._incoming = incoming
         self._outgoing = outgoing
@@ -99,6 +101,9 @@ class SimLink:
         """See `Link.rest`."""
         return 0
 
+    def rise(self, ready: bool) -> None:
+        """See `Link.rise`."""
+
     def watch(self) -> list[tuple[int, int]]:
         """See `Link.watch`: nothing of the operating system's."""
         return []
@@ -106,6 +111,11 @@ class SimLink:
     def fence(self, slot: int) -> bool:
         """See `Link.fence`."""
         return self.assembler.landing.abandon(slot)
+
+    def say_last(self, frame: ReadMemory) -> bool:
+        """See `Link.say_last`."""
+        self._outgoing.data += memoryview(frame)
+        return True
 
     def describe(self) -> dict[str, object]:
         """See `Link.describe`."""

@@ -1,9 +1,10 @@
 # C types of tcp.py in the compiled build.
 cimport cython
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 from pp1q_transport._native.kernels cimport monotonic_ns
 from pp1q_transport._native.net cimport quick_ack, recv_into, send_from, send_two, wait_io
+from pp1q_transport.links.stream cimport StreamLink
 from pp1q_transport.session.assembler cimport Assembler
 from pp1q_transport.session.outbox cimport Outbox, Piece
 
@@ -14,18 +15,11 @@ cdef int _PEER_LOST
 cdef int _LINK_ERROR
 
 
-cdef class TcpLink:
-    cdef public object kind, sock
-    cdef public int fd, error_number, broken
-    cdef public Assembler assembler
-    cdef public Outbox outbox
-    cdef public uint64_t bytes_in, bytes_out
+cdef class TcpLink(StreamLink):
     cdef int64_t _owed
 
     @cython.locals(moved=Py_ssize_t, sent=Py_ssize_t)
     cpdef Py_ssize_t pump(self, int64_t now_ns) except? -4096
-    @cython.locals(moved=Py_ssize_t, _look=int)
-    cpdef Py_ssize_t pump_until(self, int tries) except? -4096
     @cython.locals(total=Py_ssize_t, got=Py_ssize_t, asked=Py_ssize_t, assembler=Assembler, code=int, _look=int)
     cdef Py_ssize_t _receive(self) except? -4096
     cdef _acknowledge(self)
@@ -33,4 +27,3 @@ cdef class TcpLink:
     cdef Py_ssize_t _send(self) except? -4096
     cdef Py_ssize_t _send_piece(self, Piece piece) except? -4096
     cdef Py_ssize_t _gone(self, Py_ssize_t result) except? -4096
-    cpdef bint fence(self, Py_ssize_t slot)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 from .._native.kernels import monotonic_ns
 from .._native.net import quick_ack, recv_into, send_from, send_two, wait_io
 from ..errors import Reason
-from ..session.assembler import Assembler, FrameSink
+from ..session.assembler import FrameSink
 from ..session.outbox import Outbox, Piece
+from .stream import StreamLink
 
 if TYPE_CHECKING:
-    pass
+    from ..memory import ReadMemory
 
 RECEIVES_A_PUMP: Final = 16
 _RECEIVES: Final = RECEIVES_A_PUMP  # a C integer in the compiled build
@@ -28,21 +29,12 @@ _PEER_LOST: Final = Reason.PEER_LOST.code
 _LINK_ERROR: Final = Reason.LINK_ERROR.code
 
 
-class TcpLink:
+class TcpLink(StreamLink):
     """One proven connection. Owns `sock` (non-blocking) and closes it."""
 
     def __init__(self, sock: socket.socket, sink: FrameSink, outbox: Outbox) -> None:
-        sock.setblocking(False)
+        super().__init__("tcp", sock, sink, outbox)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.kind = "tcp"
-        self.sock = sock
-        self.fd: int = sock.fileno()
-        self.assembler: Assembler = Assembler(sink)
-        self.outbox: Outbox = outbox
-        self.bytes_in: int = 0
-        self.bytes_out: int = 0
-        self.error_number: int = 0
-        self.broken: int = 0
         self._owed: int = 0  # bytes taken since we last sent anything: the kernel may owe their acknowledgement
 
     def pump(self, now_ns: int) -> int:
@@ -58,14 +50,6 @@ class TcpLink:
         if sent < 0:
             return sent
         return moved + sent
-
-    def pump_until(self, tries: int) -> int:
-        """See `Link.pump_until`."""
-        for _look in range(tries):
-            moved = self.pump(monotonic_ns())
-            if moved != 0:
-                return moved
-        return 0
 
     def _receive(self) -> int:
         total = 0
@@ -156,13 +140,16 @@ class TcpLink:
             self._acknowledge()
         return 1 if self.outbox.empty() else 5
 
+    def rise(self, ready: bool) -> None:
+        """See `Link.rise`: there was nothing to announce."""
+
     def watch(self) -> list[tuple[int, int]]:
         """See `Link.watch`."""
         return [(self.fd, 1 if self.outbox.empty() else 5)]
 
-    def fence(self, slot: int) -> bool:
-        """See `Link.fence`."""
-        return self.assembler.landing.abandon(slot)
+    def say_last(self, frame: ReadMemory) -> bool:
+        """See `Link.say_last`."""
+        return self.fd >= 0 and send_from(self.fd, frame, 0, len(frame), False) == len(frame)
 
     def describe(self) -> dict[str, object]:
         """See `Link.describe`."""

@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pp1q_transport._native.kernels cimport monotonic_ns
-from pp1q_transport.links.tcp cimport TcpLink
+from pp1q_transport.links.stream cimport StreamLink
 from pp1q_transport.session.leader cimport Grant, LeaderSession
 
 cdef int64_t _ALONE_FROM_BYTES
@@ -12,7 +12,7 @@ cdef int64_t _ALONE_FROM_BYTES
 cdef class Answerer:
     cdef public object source
     cdef public LeaderSession session
-    cdef public TcpLink link
+    cdef public StreamLink link
     cdef public uint64_t base
     cdef public int64_t slots, depth, requests
     cdef public uint32_t representation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, Reason
-from ..links.tcp import TcpLink
+from ..links.stream import StreamLink
 from ..session.leader import Grant, LeaderSession
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _ALONE_FROM_BYTES: Final = ALONE_FROM_BYTES  # a C integer in the compiled build
 class Answerer:
     """Puts the rows of `source` for the STEPs of one session; `base` is where the run's request IDs begin."""
 
-    def __init__(self, source: Source, session: LeaderSession, link: TcpLink, base: int) -> None:
+    def __init__(self, source: Source, session: LeaderSession, link: StreamLink, base: int) -> None:
         self.source = source
         self.session: LeaderSession = session
-        self.link: TcpLink = link
+        self.link: StreamLink = link
         self.base: int = base
         self.slots: int = source.plan.slots
         self.depth: int = source.plan.depth

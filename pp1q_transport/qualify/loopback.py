@@ -26,10 +26,10 @@ _LAST_WORDS: Final = 4096
 class LoopbackReceiver:
     """A `pp1q-recv --once` for `plan` on a loopback port of its own. A context manager: leaving it ends the process."""
 
-    def __init__(self, plan: Plan, cpu: int | None = None, wait_s: float = START_S) -> None:
+    def __init__(self, plan: Plan, cpu: int | None = None, wait_s: float = START_S, link: str = "tcp") -> None:
         read_end, write_end = os.pipe()
         options = {
-            "listen": "tcp://127.0.0.1:0", "on-loss": "exit", "wait": f"{wait_s:g}", "ready-fd": write_end,
+            "listen": "tcp://127.0.0.1:0", "link": link, "on-loss": "exit", "wait": f"{wait_s:g}", "ready-fd": write_end,
             "max-vocab": plan.vocab, "max-depth": plan.depth, "max-support": plan.support, "max-slots": plan.slots,
         }  # fmt: skip
         if cpu is not None:

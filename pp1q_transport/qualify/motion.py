@@ -1,6 +1,6 @@
 """How a measured loop waits for its link: by polling it or by sleeping in the kernel, as the plan says.
 
-Between the hot loops of `leading` and `measuring` and one `TcpLink`, which they drive themselves: the engine's own loop looks at
+Between the hot loops of `leading` and `measuring` and one link, which they drive themselves: the engine's own loop looks at
 the control plane as well, and is called only when nothing has moved for a while. Decides nothing. SPEC section 9.
 """
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..client.endpoint import Endpoint
-    from ..links.tcp import TcpLink
+    from ..links.stream import StreamLink
 
 SPIN_TRIES: Final = 4_000  # about a millisecond of polling before anything else gets a look
 BLOCK_NS: Final = 20_000_000
 
 
-def advance_of(link: TcpLink, idle: str) -> Callable[[], int]:
+def advance_of(link: StreamLink, idle: str) -> Callable[[], int]:
     """A call that waits for bytes to move and moves them: how many, 0 when none did for a while, negative for a lost link."""
     if idle == "spin":
         return partial(link.pump_until, SPIN_TRIES)
@@ -36,7 +36,7 @@ def advance_of(link: TcpLink, idle: str) -> Callable[[], int]:
     return sleep_and_pump
 
 
-def live_link(end: Endpoint) -> TcpLink:
+def live_link(end: Endpoint) -> StreamLink:
     """The link of the running session. Raises `PeerFault(peer_lost)` when there is none."""
     link = end.engine.link
     if link is None:

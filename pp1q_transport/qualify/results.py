@@ -13,6 +13,7 @@ import numpy as np
 from .._native import kernels
 from ..errors import PeerFault, Reason
 from .issuing import Block, Issuer, cpu_of
+from .motion import live_link
 from .plan import Plan, StageKind
 from .stats import BaselineRss, Floors, Nanoseconds, Report, Samples, SummaryUs
 
@@ -35,6 +36,7 @@ class Results:
         self.memory_MiB = 0.0
         self.memcpy_GBps: list[float] = []
         self._receiver = receiver
+        self._link = live_link(receiver).kind
         self._baseline = baseline
         self._same_host = same_host
         self._cpus = cpus
@@ -95,7 +97,7 @@ class Results:
         latency = _summary(self.latency)
         goodput = median(goodputs)
         return Report(
-            link="tcp",
+            link=self._link,
             representation=plan.representation,
             requests=plan.requests,
             depth=plan.depth,

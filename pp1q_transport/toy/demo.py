@@ -40,6 +40,7 @@ class DemoOptions:
     vocab_size: int = 129280
     support: int | None = None
     requests: int = REQUESTS
+    link: str = "tcp"
     faults: FaultRates = field(default_factory=FaultRates)
 
     @property
@@ -63,6 +64,7 @@ class DemoOptions:
             "max_slots": 2 * self.requests,
             "draft_identity": name + "-draft",
             "target_identity": name + "-target",
+            "link_kinds": (self.link,),
         }
 
 
@@ -149,6 +151,8 @@ class DemoTarget(TargetLoop):
         for _ in range(5):
             try:
                 re_form(self.receiver)
+                if self.receiver.engine.link is not None:
+                    self.result.link = self.receiver.engine.link.kind
                 self.receiver.send_message("options", {"done": True})
                 body = self.receiver.wait_for_message("report", RECONNECT_S)
                 return _parse_injected(body)

@@ -79,6 +79,8 @@ class DemoResult:
     pit_tokens: int = 0
     slots_not_free: int = 0
     sessions: int = 0
+    epochs_over: int = 0  # of a rank group, in the middle of its rounds
+    link: str = ""  # the kind that ran
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -145,17 +147,18 @@ class TargetLoop:
         while tickets:
             request, round_number, ticket = tickets.popleft()
             before = len(request.tokens)
-            self._finish(request, round_number, ticket)
+            generation = self._finish(request, round_number, ticket)
             result.rounds += 1
-            self.after_round(request, before)
+            self.after_round(request, before, round_number, generation)
             self._progress(result)
             if issued < self.options.rounds:
                 tickets.append(self._issue(request))
                 issued += 1
         return requests
 
-    def after_round(self, request: Request, before: int) -> None:
-        """A round of `request` is over, which had `before` tokens then. For who keeps a journal."""
+    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
+        """A round of `request` is over, which had `before` tokens then; `drafted` is the generation of its proposal, None after
+        a discard. For who keeps a journal."""
 
     def verdict(self) -> None:
         """Judges the committed tokens, as far as there are enough."""
@@ -184,7 +187,8 @@ class TargetLoop:
             return request, round_number, None
         return request, round_number, ticket
 
-    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> None:
+    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> int | None:
+        """Returns the generation that the proposal was drawn with, None when it was discarded."""
         result = self.result
         try:
             if ticket is None:
@@ -195,10 +199,11 @@ class TargetLoop:
             if ticket is not None:
                 result.outcomes[ticket.key] = discarded.reason.value
             self._target_only(request, round_number)
-            return
+            return None
         result.outcomes[proposal.key] = "ready"
         with proposal:
             self._verify(request, proposal)
+        return proposal.generation
 
     def _verify(self, request: Request, proposal: Proposal) -> None:
         result = self.result
@@ -217,19 +222,20 @@ class TargetLoop:
         result.ready += 1
         result.latencies_ns.append(proposal.latency_ns)
         result.accepted += verdict.accepted_drafts
-        self._note(request, verdict.committed_tokens)
         proposal.commit(verdict.accepted_drafts, verdict.committed_tokens)
+        self._note(request, known, verdict.committed_tokens)
 
     def _target_only(self, request: Request, round_number: int) -> None:
         """The round goes on from the committed prefix, with noise of the new generation."""
-        weights, _ = self._target.weights(request.tokens[-2:].tolist())
+        known = request.tokens[-2:].tolist()
+        weights, _ = self._target.weights(known)
         position = request.anchor + 1
         token = target_only(weights, request.seed, request.generation, round_number, position)
-        self._note(request, [token])
         self.side.commit_target_only(request, round_number, [token])
+        self._note(request, known, [token])
 
-    def _note(self, request: Request, tokens: Sequence[int]) -> None:
-        context = request.tokens[-2:].tolist()
+    def _note(self, request: Request, context: list[int], tokens: Sequence[int]) -> None:
+        """Counts committed `tokens`; `context` are the two before them."""
         for token in tokens:
             if self._pit is not None:
                 self._pit.add(context, token)

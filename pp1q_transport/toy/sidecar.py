@@ -43,6 +43,7 @@ class Shape:
     idle: str = "block"
     link: str = "tcp"
     budget_us: int = 2_000_000
+    think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
 
     def packed(self) -> str:
         """As one command-line argument."""
@@ -107,7 +108,7 @@ class Deployment:
     def _write_configs(self, peer: str, group: str) -> None:
         shape = self.shape
         size = {"size": shape.ranks, "mode": "replicate"}
-        far = {"group": size} if shape.ranks > 1 else {}
+        far = {"group_size": shape.ranks} if shape.ranks > 1 else {}
         target = {"name": "group-a", "listen": peer, "link": shape.link, **far}
         self._write("leader", {"daemon": self._daemon("leader")}, [target])
         for rank in range(shape.ranks):

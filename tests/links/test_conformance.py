@@ -6,6 +6,7 @@ a link works, only what `links.Link` promises.
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import time
@@ -17,6 +18,8 @@ import pytest
 from pp1q_transport import wire
 from pp1q_transport.errors import Reason
 from pp1q_transport.links import Link
+from pp1q_transport.links.shm import ShmLink
+from pp1q_transport.links.shm_memory import DIALER, LISTENER, ShmEnds, create_memory, map_memory
 from pp1q_transport.links.sim import sim_pair
 from pp1q_transport.links.tcp import TcpLink
 from pp1q_transport.session.assembler import DRAIN, LAND, FrameSink, Landing
@@ -122,7 +125,17 @@ def make_tcp() -> Pair:
     return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
 
 
-FACTORIES: dict[str, Callable[[], Pair]] = {"sim": make_sim, "tcp": make_tcp}
+def make_shm(ring_bytes: int = 1 << 16) -> Pair:
+    near, far = socket.socketpair()
+    fd = create_memory(ring_bytes)
+    sinks, boxes = (Sink(), Sink()), (Outbox(), Outbox())
+    left = ShmLink(ShmEnds(near, map_memory(fd), LISTENER), sinks[0], boxes[0])
+    right = ShmLink(ShmEnds(far, map_memory(fd), DIALER), sinks[1], boxes[1])
+    os.close(fd)
+    return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
+
+
+FACTORIES: dict[str, Callable[[], Pair]] = {"sim": make_sim, "tcp": make_tcp, "shm": make_shm}
 
 
 @pytest.fixture(params=tuple(FACTORIES))

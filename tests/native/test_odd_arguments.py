@@ -10,6 +10,7 @@ import pytest
 PREPARE = """
 from pp1q_transport import wire
 from pp1q_transport.counters import Counters
+from pp1q_transport.links.shm import ShmLink
 from pp1q_transport.links.tcp import TcpLink
 from pp1q_transport.session.assembler import Assembler
 from pp1q_transport.session.leader import LeaderSession
@@ -32,6 +33,7 @@ CALLS = (
     "Watchdog(2).arm(10**9, 5)", "Watchdog(2).arm(-1, 5)", "receiver.discard(None, 1)", "receiver.accept(None, None, 0)",
     "receiver.finish(None, 0)", "receiver.release(None, 0, 0, 0)", "table.release(None, 0, 0, 0)",
     "leader.put_row(None, 1, 1, 1, 1, b'', 0, 0)", "TcpLink.__new__(TcpLink).pump(0)",
+    "ShmLink.__new__(ShmLink).pump(0)", "ShmLink.__new__(ShmLink).wait(0, -1)", "ShmLink.__new__(ShmLink).say_last(b'')",
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_the_table_keeps_what_the_contract_says() -> None:
     into_granted = {pair for pair, after in TRANSITIONS.items() if after == slots.GRANTED}
     assert into_granted == {(slots.FREE, slots.GRANT)}, "only a FREE slot is granted"
     into_ready = {pair for pair, after in TRANSITIONS.items() if after == slots.READY}
-    assert into_ready == {(slots.LANDING, slots.DECIDE_READY)}
+    assert into_ready == {(slots.LANDING, slots.DECIDE_READY), (slots.VOTED, slots.DECIDE_READY)}
     assert {pair[0] for pair in TRANSITIONS} == set(range(len(STATE_NAMES))), "no state is a dead end"
     assert {pair[1] for pair in TRANSITIONS} == set(range(len(EVENT_NAMES))), "no event is unused"
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import sys
+from typing import Any
 
 import structlog
 from system_rig import PROMPT, SMALL, draft, one_round
@@ -18,14 +19,14 @@ from pp1q_transport.client import Leader, Receiver, Role, configure
 from pp1q_transport.toy.models import ToyModels
 
 
-def lead(where: dict[str, str | None], wait: bool) -> None:
+def lead(where: dict[str, Any], wait: bool) -> None:
     models = ToyModels.of(7, SMALL["vocab_size"])
     with Leader(configure(Role.LEADER, **where, wait_for_peer=wait, **SMALL)) as leader:
         for step in leader:
             draft(models, step)
 
 
-def receive(where: dict[str, str | None], generation: int, rounds: int, support: int | None, resume: str | None) -> None:
+def receive(where: dict[str, Any], generation: int, rounds: int, support: int | None, resume: str | None) -> None:
     """Drives two requests of `generation` on, turn by turn; prints each one's journal and tokens at the end."""
     models = ToyModels.of(7, SMALL["vocab_size"])
     kept: dict[str, tuple[int, list[int]]] = json.loads(resume) if resume else {}
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("role", choices=("lead", "receive"))
     parser.add_argument("--connect")
     parser.add_argument("--listen")
+    parser.add_argument("--link", default="tcp")
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1_000_000)
@@ -62,7 +64,7 @@ def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    where = {"connect": given.connect, "listen": given.listen}
+    where = {"connect": given.connect, "listen": given.listen, "link": given.link}
     if given.role == "lead":
         lead(where, given.wait)
     else:
