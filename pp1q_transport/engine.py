@@ -180,6 +180,8 @@ class Engine:
         self.counters = counters or Counters()
         self.phase = Phase.DOWN
         self.changed_ns = monotonic_ns()  # when it came up or went down last
+        self.formed = 0
+        self.ended = 0
         self.session: SessionMachine | None = None
         self.link: StreamLink | None = None
         self.agreement: Agreement | None = None
@@ -383,6 +385,7 @@ class Engine:
         self.changed_ns = monotonic_ns()
         self.parted = False
         self._forming.settled()
+        self.formed += 1
         self.counters.add("sessions")
         self.log.info("session_up", session=terms.session, **self.link.describe())
         try:
@@ -407,6 +410,7 @@ class Engine:
         self.phase = Phase.DOWN
         self.changed_ns = monotonic_ns()
         self.counters.refuse(reason)
+        self.ended += 1
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning
         said = Reason.from_code(session.peer_status).value if session.peer_status else None

@@ -97,7 +97,8 @@ class Forming:
         self._stubborn = stubborn
         self._log = logger(role=hello.role.value)
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
-        self._peers: dict[int, bytes] = {}  # who has which seat, also after its session
+        # Who has which seat, also after its session; a connector has the listener in its only one.
+        self._peers: dict[int, bytes] = {} if connect is None else {0: b""}
         self._gone: set[int] = set()
         self._seated = hello.role is Role.COORDINATOR
         self._connector: Connector | None = None

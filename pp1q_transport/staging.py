@@ -101,8 +101,8 @@ def _seal(fd: int, seals: int) -> None:
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) != seals:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    except OSError as error:
-        raise LocalMisuse(f"can't seal descriptor {fd}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise LocalMisuse(f"can't seal descriptor {fd}: {error}") from error
 
 
 def available_bytes() -> int:

@@ -6,6 +6,7 @@ Between a terminal (or a pipe) and `daemon.status`. Attaches to nothing: a daemo
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -36,8 +37,10 @@ def top(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) ->
 
     Example: pp1q top /run/pp1q/draft.sock /run/pp1q/target.sock
     """
-    from ..errors import PeerFault, Reason
+    from ..errors import ConfigError, PeerFault, Reason
 
+    if not math.isfinite(interval):
+        raise ConfigError(f"--interval must be a number of seconds, not {interval}")
     before: dict[str, Reading] = {}
     live = not once and not as_json and sys.stdout.isatty()
     try:

@@ -59,6 +59,9 @@ class AttachedSide(ABC):
     def up(self) -> bool:
         """Whether proposals can flow: the daemon is there and has what it needs."""
 
+    def settle_epoch(self) -> None:  # noqa: B027 - only targets have epochs
+        """Does what the group's epoch wants of this process, if there is one."""
+
     @abstractmethod
     def _joined(self, attachment: Attachment) -> None:
         """A daemon was found: maps are made, state of an earlier one is void."""
@@ -195,6 +198,7 @@ class AttachedSide(ABC):
             if monotonic_ns() >= deadline_ns:
                 raise PeerFault(Reason.TIMEOUT, f"no peer within {timeout_s:g} s through the daemon at {self.path}")
             self.serve(min(deadline_ns, monotonic_ns() + LOOK_AT_MOST_NS))
+            self.settle_epoch()
 
     def close(self) -> None:
         """Leaves the daemon. Safe to repeat."""

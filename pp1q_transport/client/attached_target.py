@@ -7,11 +7,16 @@ through here. This process's requests are the truth about committed tokens: a da
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
+
+import xxhash
 
 from .. import wire
 from .._native.kernels import monotonic_ns
-from ..errors import LocalMisuse, ProposalDiscarded, Reason
+from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..local.attach import Flag, Role
 from ..staging import SlotViews
@@ -20,13 +25,14 @@ from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
 
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Iterable
     from pathlib import Path
 
     from ..local.attach import Attachment
     from ..session.requests import Request
 
+AgreeHook = Callable[[int, "dict[int, array[int]]"], "Mapping[int, Iterable[int]]"]
+_STATE: Final = struct.Struct("<QQQQ")
+_M64: Final = (1 << 64) - 1
 GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
 _NONE: Final = (0, 0, 0)
 
@@ -42,6 +48,7 @@ class RecordTicket:
         self.round = request.round
         self.enqueued_ns = monotonic_ns()
         self.deadline_ns = self.enqueued_ns + budget_us * 1000 + GRACE_NS
+        self.generation = 0
         self.ready_ns = 0
         self.facts: ProposalFacts | None = None
         self.reason: Reason | None = None
@@ -61,15 +68,16 @@ class RecordTicket:
 
     def wait(self) -> Proposal:
         """See `proposal.Ticket.wait`."""
+        patient = self._receiver.rank > 0  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
         while self.facts is None and self.reason is None:
-            self._receiver.serve(self.deadline_ns)
-            if monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
+            self._receiver.serve(monotonic_ns() + GRACE_NS if patient else self.deadline_ns)
+            if not patient and monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
                 self._receiver.give_up_daemon()
         if self.facts is not None and self._receiver.holds(self.facts):
             return Proposal(self._receiver, self.request, self.facts)
         if self.reason is None:
             self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
-        raise ProposalDiscarded(self.reason, self.request.request, self.round)
+        raise ProposalDiscarded(self.reason, self.request.request, self.round, self.generation)
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -84,8 +92,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
         self._session = 0
-        self._epoch = 0
+        self.epoch = 0
+        """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
         self._life = 0
+        self._grouped = False
+        self._open = False
+        self._asked = 0  # the epoch that wants to know our committed state
+        self._agree: AgreeHook | None = None
+        self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
         self._next_ticket = 1
         self._tickets: dict[int, RecordTicket] = {}
         self._held: dict[int, int] = {}  # slot -> the generation this process reads
@@ -96,7 +110,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     @property
     def up(self) -> bool:
         """See `AttachedSide.up`."""
-        return self._session != 0
+        return self._open if self._grouped else self._session != 0
 
     @property
     def views(self) -> SlotViews:
@@ -112,6 +126,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._limits = {
             name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
         }
+        self._grouped = shape.group_size > 1
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
 
     def _after_join(self) -> None:
@@ -121,6 +136,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def _parted(self) -> None:
         self._session = 0
+        self._open = False
+        self._asked = 0
         self._life += 1
         self._held.clear()
         tickets = list(self._tickets.values())
@@ -140,15 +157,21 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if kind == m.READY:
             self._ready(fields)
         elif kind == m.DISCARDED:
-            request, number, reason, _round, generation, _zero = fields
+            request, number, reason, round_number, generation, _zero = fields
             self._raise_generation(request, generation)
-            self._settle(number, Reason.from_code(reason))
+            self._settle(number, Reason.from_code(reason), round_number, generation)
+            if not number and request in self._answer:
+                self._answer[request] = Reason.from_code(reason)
         elif kind == m.UP:
-            self._session, self._epoch = fields[0], fields[1]
+            self._session = fields[0]
         elif kind == m.DOWN:
             self._session = 0
             for request_open in self.requests.requests.values():
                 request_open.discard()
+        elif kind == m.COMMITTED:
+            self._answer.pop(fields[0], None)
+        elif kind == m.EPOCH:
+            self._turn_epoch(fields[3] << 32 | fields[0], fields[1])
         elif kind == m.REFUSED:
             text = bytes(payload).decode("utf-8", "replace")
             self.counters.add("refused_by_daemon")
@@ -160,10 +183,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if request is not None:
             request.generation = max(request.generation, generation)
 
-    def _settle(self, number: int, reason: Reason) -> None:
+    def _settle(self, number: int, reason: Reason, round_number: int = 0, generation: int = 0) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
             ticket.reason = reason
+            ticket.generation = generation
+            if self.rank and generation:  # rank 0 counts the rounds
+                ticket.round = round_number
+                ticket.request.round = round_number + 1
             ticket.request.in_flight = False
 
     def _ready(self, fields: tuple[int, ...]) -> None:
@@ -174,6 +201,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.ring()
             return
         ticket.request.generation = max(ticket.request.generation, generation)
+        if self.rank:  # rank 0 counts the rounds
+            ticket.round = round_number
+            ticket.request.round = round_number + 1
         ticket.facts = ProposalFacts(
             session=self._session,
             slot=slot,
@@ -238,7 +268,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
         if not self.up:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
-        if self.draining:
+        if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         check_step(self, self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
@@ -298,10 +328,13 @@ class AttachedReceiver(AttachedSide, TargetSide):
         generation: int,
         epoch: int,
     ) -> None:
-        before = len(request.tokens)
-        request.extend(tokens)
-        request.in_flight = False
-        fresh = request.tokens[before:]
+        fresh = array("i", tokens)
+        self._check_room(request, len(fresh))
+        if self._grouped:
+            self._may_commit(request, round)
+        else:
+            request.extend(fresh)
+            request.in_flight = False
         self.send(
             m.COMMIT,
             request.request,
@@ -316,6 +349,28 @@ class AttachedReceiver(AttachedSide, TargetSide):
             payload=fresh.tobytes(),
         )
         self.ring()
+        if self._grouped:
+            self._hear_commit(request, round)
+            request.extend(fresh)
+            request.in_flight = False
+
+    def _may_commit(self, request: Request, round: int) -> None:
+        if not self._open:
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, round)
+        self._answer[request.request] = None
+
+    def _hear_commit(self, request: Request, round: int) -> None:
+        """In a group the daemon knows best whether the epoch still stands: waits for its word."""
+        give_up_ns = monotonic_ns() + GRACE_NS
+        answer = self._answer
+        life = self._life
+        while request.request in answer and answer[request.request] is None and self._life == life:
+            self.serve(give_up_ns)
+            if monotonic_ns() >= give_up_ns:
+                self.give_up_daemon()
+        refused = answer.pop(request.request, None)
+        if refused is not None or self._life != life:
+            raise ProposalDiscarded(refused or Reason.PEER_LOST, request.request, round)
 
     def holds(self, facts: ProposalFacts) -> bool:
         """Whether the daemon that said a proposal is ready is still the one there is."""
@@ -334,6 +389,67 @@ class AttachedReceiver(AttachedSide, TargetSide):
             del self._held[facts.slot]
             self.send(m.RELEASE, facts.slot, facts.slot_generation)
             self.ring()
+
+    # ---- a rank group ------------------------------------------------------------------------------------------
+
+    def on_agree(self, hook: AgreeHook) -> None:
+        """What a group of several ranks needs: after the death of any rank, and at the start, all ranks must hold the same
+        committed tokens before another STEP. `hook(epoch, committed)` is called inside `wait_for_peer` on every rank, with the
+        tokens (int32 arrays by request) that this rank committed; it returns those that all ranks agreed on, by whatever
+        collective the engine has (an all-reduce, a broadcast of rank 0's). Raise `PeerFault` when the collective fails: it is
+        called again. SPEC section 4, One decision."""
+        self._agree = hook
+
+    def _turn_epoch(self, epoch: int, state: int) -> None:
+        self._open = state == m.EPOCH_OPEN
+        self._asked = epoch if state == m.EPOCH_AGREE else 0
+        if self._open:
+            self.epoch = epoch
+        else:  # what was ready can't be committed any more
+            waiting = {ticket.request.request for ticket in self._tickets.values()}
+            for request in self.requests.requests.values():
+                request.in_flight = request.request in waiting
+
+    def wait_for_peer(self, timeout_s: float = 30.0) -> None:
+        """See `AttachedSide.wait_for_peer`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
+        if self._grouped and self._agree is None:
+            raise LocalMisuse("a group of several ranks needs `on_agree`: how this engine's ranks agree on committed tokens")
+        super().wait_for_peer(timeout_s)
+
+    def settle_epoch(self) -> None:
+        """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""
+        epoch = self._asked
+        if not epoch or self._tickets or self._held or self._agree is None:
+            return
+        self._asked = 0
+        try:
+            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in self.requests.requests.items()})
+        except PeerFault as fault:
+            self.counters.refuse(fault.reason)
+            self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
+            self._asked = epoch
+            self.poll()  # a later epoch may be asked for by now
+            return
+        for number, request in self.requests.requests.items():
+            if number not in agreed:
+                raise LocalMisuse(f"the ranks' agreement leaves request {number} out")
+            tokens = self._int32(agreed[number])
+            if tokens != request.tokens:
+                request.rewrite(tokens)
+                self.send(m.CLOSE, number)
+                self.announce(request)
+        low, high = self._state()
+        self.send(m.AGREE, epoch & wire.U32_MAX, len(self.requests.requests), low, high)
+        self.ring()
+
+    def _state(self) -> tuple[int, int]:
+        """128 bits of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of requests."""
+        requests = [self.requests.requests[number] for number in sorted(self.requests.requests)]
+        packed = b"".join(
+            _STATE.pack(each.request, len(each.tokens), each.prefix_low, each.prefix_high) for each in requests
+        )
+        digest = xxhash.xxh3_128_intdigest(packed)
+        return digest & _M64, digest >> 64
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

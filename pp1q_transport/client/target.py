@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable
 
+    from ..session.hub import RankGroup
     from ..session.requests import Request
     from ..session.terms import SessionTerms
 
@@ -41,6 +42,7 @@ class SlotTicket:
         self._slot = slot
         self._session = session
         self._generation = slot.generation
+        self._next_generation = min(slot.request_generation + 1, wire.U32_MAX)
         self._reason = 0
         self._trace_id = trace_id
         self.round = slot.round
@@ -67,7 +69,7 @@ class SlotTicket:
         slot = self._slot
         if slot.generation != self._generation or slot.state != st.READY:
             reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
-            raise ProposalDiscarded(reason, self.request.request, self.round)
+            raise ProposalDiscarded(reason, self.request.request, self.round, self._next_generation)
         return ProposalFacts(
             session=self._session,
             slot=slot.index,
@@ -95,6 +97,7 @@ class Receiver(Endpoint, TargetSide):
     """The target side of a session (rank 0 of a group of one)."""
 
     ticket_class: type[SlotTicket] = SlotTicket
+    group: RankGroup | None = None  # rank 0 of a group of several: set before the first session
 
     def __init__(self, config: EngineConfig) -> None:
         TargetSide.__init__(self)
@@ -139,7 +142,9 @@ class Receiver(Endpoint, TargetSide):
         self.prepare(terms)
         assert self._region is not None
         assert self._table is not None
-        self.session = ReceiverSession(terms, self._table, self._region.memory, self.requests, self.counters)
+        self.session = ReceiverSession(
+            terms, self._table, self._region.memory, self.requests, self.counters, group=self.group
+        )
         return self.session
 
     def _on_up(self) -> None:
@@ -313,6 +318,8 @@ class Receiver(Endpoint, TargetSide):
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens; without a session they are kept and travel with the next OPEN."""
         if self.session is None:
+            if self.group is not None and source == wire.VERIFIED:
+                self.group.check_commit(request.request, round)
             request.extend(tokens)
             request.in_flight = False
             return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..local.attach import Attached
 
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
+BYTES_A_LOOK: Final = 1 << 20
 
 
 class ClientPort(ABC):
@@ -97,8 +98,10 @@ class ClientPort(ABC):
             return 0
         taken = 0
         try:
-            while taken < RECORDS_A_LOOK and self.attached is attached:
-                record = attached.channel.receive()
+            channel = attached.channel
+            bytes_most = channel.bytes_in + BYTES_A_LOOK
+            while taken < RECORDS_A_LOOK and channel.bytes_in < bytes_most and self.attached is attached:
+                record = channel.receive()
                 if record is None:
                     break
                 taken += 1

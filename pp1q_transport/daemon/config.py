@@ -1,7 +1,7 @@
 """A daemon's configuration file, read and judged: TOML in, a `DaemonConfig` or one line that says what is wrong.
 
 Between the operator's file and the daemon. Strict: no unknown key, no coercion, no value out of range, no combination that
-can't work. Opens the file and the key files it names, and no socket. SPEC sections 2 and 9; docs/daemon.md has every key.
+can't work. Opens the file and the key files it names, and no socket. deploy/examples explains every key. SPEC sections 2 and 9.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def parse(text: str, source: str) -> DaemonConfig:
     file. Raises `ConfigError`."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except ValueError as fault:  # TOMLDecodeError, or Python's own for a number of thousands of digits
         raise ConfigError(f"{source} is not TOML: {fault}") from None
     except RecursionError:
         raise ConfigError(f"{source} is not TOML: nested too deeply") from None
@@ -118,7 +118,7 @@ def parse(text: str, source: str) -> DaemonConfig:
 
 
 def _daemon(table: Table) -> DaemonSettings:
-    role = Role(table.choice("role", tuple(Role)))
+    role = Role(table.choice("role", (Role.LEADER, Role.RECEIVER)))
     path = table.text("socket")
     if not path.startswith("/") or path.endswith("/") or len(path.encode()) > SOCKET_PATH_BYTES:
         table.fail("socket", f"an absolute path of at most {SOCKET_PATH_BYTES} bytes", path)

@@ -1,8 +1,8 @@
 """A daemon's status as Prometheus text: every metric's name, type and labels in one place.
 
 Between `status` and `metrics`, which serves the text. Reads a snapshot on every scrape and keeps none; labels come from closed
-lists (reasons, slot states, outcomes, roles) and from the configuration (peers), never from a request. They are listed in
-docs/metrics.md.
+lists (reasons, slot states, outcomes, roles) and from the configuration (peers), never from a request. What they
+mean is in docs/operations.md.
 """
 
 from __future__ import annotations

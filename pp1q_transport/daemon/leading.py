@@ -8,14 +8,13 @@ answered at once with `peer_lost`, so that targets go on alone instead of waitin
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
 from ..client.draft import Leader
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..local import messages as m
-from ..logs import logger
 from ..session import leader as states
-from .outgoing import Outgoing
+from .clients import ClientPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from ..local.attach import Attached
     from ..session.leader import Grant, LeaderSession
 
-RECORDS_A_LOOK: Final = 256
-SPARSE_ENTRY_BYTES: Final = 8
 
 
 class ServedLeader(Leader):
@@ -63,17 +60,14 @@ class ServedLeader(Leader):
             self.on_edge(0, reason.code)
 
 
-class DraftPort:
+class DraftPort(ClientPort):
     """Serves one draft process at a time, on behalf of all targets."""
 
+    hears = m.DRAFT
+
     def __init__(self, leaders: list[ServedLeader], counters: Counters) -> None:
+        super().__init__("leader", counters)
         self.leaders = leaders
-        self.attached: Attached | None = None
-        self._outgoing: Outgoing | None = None
-        self._said_bye = False
-        self.draining = False
-        self._counters = counters
-        self._log = logger(role="leader")
         for leader in leaders:
             self._listen(leader)
 
@@ -86,19 +80,19 @@ class DraftPort:
 
         def committed(request: int, tokens: list[int]) -> None:
             payload = _int32(tokens)
-            self._send(m.COMMITTED_TOKENS, request, target, 0, 0, len(tokens), payload=payload)
+            self.send(m.COMMITTED_TOKENS, request, target, 0, 0, len(tokens), payload=payload)
 
         def reset(request: int, reason: Reason) -> None:
-            self._send(m.RESET, request, target, reason.code, 0, 0)
+            self.send(m.RESET, request, target, reason.code, 0, 0)
 
         def closed(request: int) -> None:
-            self._send(m.CLOSED, request, target, 0)
+            self.send(m.CLOSED, request, target, 0)
 
         def edge(session: int, code: int) -> None:
             if session:
-                self._send(m.TARGET_UP, target, 0, session)
+                self.send(m.TARGET_UP, target, 0, session)
             else:
-                self._send(m.TARGET_DOWN, target, code)
+                self.send(m.TARGET_DOWN, target, code)
 
         leader.on_edge = edge
         leader.on_open(opened)
@@ -111,81 +105,48 @@ class DraftPort:
         request = leader.requests.get(number)
         if request is not None:  # or it was closed in the same breath
             fields = (number, request.seed, leader.target, request.max_position, request.generation, len(tokens) // 4)
-            self._send(m.OPENED, *fields, payload=tokens)
+            self.send(m.OPENED, *fields, payload=tokens)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
     def attach(self, attached: Attached, now_ns: int) -> None:
-        """A draft came: it hears of every session and every open request with all its tokens, then of new STEPs."""
+        """See `ClientPort.attach`."""
         for leader in self.leaders:
             leader.collect()  # what is not told yet is part of the state that the draft hears now
-        self.attached = attached
-        self._outgoing = Outgoing(attached)
-        self._said_bye = False
+        super().attach(attached, now_ns)
+
+    def welcome(self, now_ns: int) -> None:
+        """A draft hears of every session and every open request with all its tokens, then of new STEPs."""
         for leader in self.leaders:
             if leader.session is not None:
-                self._send(m.TARGET_UP, leader.target, 0, leader.session.terms.session)
+                self.send(m.TARGET_UP, leader.target, 0, leader.session.terms.session)
                 for request in list(leader.requests.requests.values()):
                     self._opened(leader, request.request, request.tokens.tobytes())
-        self._flush(now_ns)
 
-    def detach(self, reason: Reason) -> None:
-        """The draft is gone or cut off: what it had under way ends with `peer_lost` at its targets, at once."""
-        attached, self.attached, self._outgoing = self.attached, None, None
-        if attached is None:
-            return
-        attached.close()
-        self._counters.add("clients_gone")
-        if self._said_bye and reason is Reason.PEER_LOST:
-            reason = Reason.CANCELLED  # it left in order
-        else:
-            self._counters.refuse(reason)
-        log = self._log.info if reason is Reason.CANCELLED else self._log.warning
-        log("client_gone", reason=reason.value, pid=attached.pid)
+    def give_back(self) -> None:
+        """What the draft had under way ends with `peer_lost` at its targets, at once."""
         for leader in self.leaders:
             if leader.session is not None:
                 for grant in leader.session.grants:
                     leader.fail(grant, grant.generation, Reason.PEER_LOST)
 
+    def after_records(self) -> None:
+        """Rows wait to be sent."""
+        for leader in self.leaders:
+            if leader.session is not None:
+                leader.engine.flush()
+
     # ---- records in ---------------------------------------------------------------------------------------------
 
-    def poll(self, now_ns: int) -> int:
-        """Takes the rows that the draft staged. Returns how many records that were."""
-        attached = self.attached
-        if attached is None:
-            return 0
-        taken = 0
-        try:
-            while taken < RECORDS_A_LOOK:
-                record = attached.channel.receive()
-                if record is None:
-                    break
-                taken += 1
-                self._take(record[0], record[1])
-        except PeerFault as fault:
-            self._counters.add("clients_cut_off")
-            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail, pid=attached.pid)
-            self.detach(fault.reason)
-            return taken
-        if taken:
-            for leader in self.leaders:
-                if leader.session is not None:
-                    leader.engine.flush()
-        return taken
-
-    def _take(self, kind: int, view: memoryview) -> None:
-        fields, _payload = m.unpack(kind, view, m.DRAFT)
+    def take(self, kind: int, fields: tuple[Any, ...], payload: memoryview, now_ns: int) -> None:
+        """A row that the draft staged, or a STEP that it gives up."""
         if kind == m.PUT:
             self._put(*fields[:7])
-        elif kind == m.FAIL:
-            leader, grant = self._grant_of(fields[0], fields[1])
-            if grant is not None:
-                reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
-                leader.fail(grant, fields[2], reason)
-        elif kind == m.BYE:
-            self._said_bye = True
-        else:
-            raise PeerFault(Reason.UNEXPECTED_KIND, f"record kind {kind} from a draft")
+            return
+        leader, grant = self._grant_of(fields[0], fields[1])
+        if grant is not None:
+            reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
+            leader.fail(grant, fields[2], reason)
 
     def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader, Grant | None]:
         if target >= len(self.leaders):
@@ -217,19 +178,18 @@ class DraftPort:
 
     # ---- records out --------------------------------------------------------------------------------------------
 
-    def tell(self, now_ns: int) -> None:
-        """Gives the draft what happened since the last call; answers for it when there is none."""
+    def report(self, now_ns: int) -> None:
+        """New STEPs go to the draft; those that there is none for are answered for it."""
         for leader in self.leaders:
             for grant in leader.take_grants():
                 if self.attached is None or self.draining:
                     leader.fail(grant, grant.generation, Reason.CANCELLED if self.draining else Reason.PEER_LOST)
-                    self._counters.add("steps_refused")
+                    self.counters.add("steps_refused")
                 else:
                     self._tell_step(leader, grant)
-        self._flush(now_ns)
 
     def _tell_step(self, leader: ServedLeader, grant: Grant) -> None:
-        self._send(
+        self.send(
             m.STEP_FOR_DRAFT,
             grant.request,
             grant.seed,
@@ -249,26 +209,6 @@ class DraftPort:
             grant.budget_us,
         )
 
-    def _send(self, kind: int, *fields: int | float, payload: bytes = b"") -> None:
-        if self._outgoing is not None:
-            self._outgoing.send(kind, *fields, payload=payload)
-
-    def _flush(self, now_ns: int) -> None:
-        outgoing = self._outgoing
-        if outgoing is None:
-            return
-        try:
-            stuck = not outgoing.flush(now_ns)
-        except PeerFault as fault:
-            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail)
-            self._counters.add("clients_cut_off")
-            self.detach(fault.reason)
-            return
-        if stuck:
-            self._log.warning("client_reads_nothing", owed_bytes=outgoing.owed_bytes)
-            self._counters.add("clients_cut_off")
-            self.detach(Reason.OVERLOAD)
-
     # ---- what the loop asks -------------------------------------------------------------------------------------
 
     @property
@@ -281,20 +221,6 @@ class DraftPort:
             if not session.outbox.empty() or any(grant.state == states.DRAFTING for grant in session.grants):
                 return True
         return False
-
-    def drain(self, deadline_ms: int, now_ns: int) -> None:
-        """STEPs that come from now on are refused; those under way end."""
-        self.draining = True
-        self._send(m.DRAINING, deadline_ms, 0)
-        self._flush(now_ns)
-
-    def part(self, now_ns: int) -> None:
-        """The daemon ends: the draft is told."""
-        self._send(m.BYE, Reason.CANCELLED.code, 0)
-        self._flush(now_ns)
-        if self.attached is not None:
-            self.attached.close()
-            self.attached = self._outgoing = None
 
 
 def _int32(tokens: list[int]) -> bytes:

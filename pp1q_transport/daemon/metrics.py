@@ -1,7 +1,7 @@
 """The metrics port: /metrics, /healthz and /readyz over a small HTTP/1.1, served by the daemon's own loop.
 
-Between the loop, which polls one descriptor, and Prometheus, an orchestrator or curl. No thread and nothing that blocks.
-Requests, connections and the time of each are bounded, and every answer ends its connection. It only reads the status.
+Between the loop, which polls one descriptor, and Prometheus, an orchestrator or curl. No thread, nothing that blocks: requests,
+connections and the time of each are bounded, and every answer ends its connection. It only reads the status.
 """
 
 from __future__ import annotations

@@ -1,226 +1,83 @@
-"""The receiver daemon's half of one target process: its records become calls on a receiver, outcomes become records.
+"""The receiver daemon's half of the target process that faces the leader: its records become calls on a receiver, outcomes
+records.
 
-Between the channel of an attached target, which is not trusted, and the embedded `Receiver` that this daemon runs. Reads no q:
-the target maps the slots and reads them itself. Every record is judged before it counts; a client that breaks a rule is cut
-off, and its slots and requests come back. SPEC sections 4 and 9.
+Between the channel of an attached target, which is not trusted, and the embedded `Receiver` that this daemon runs, alone or as
+rank 0 of a group. Reads no q: the target maps the slots and reads them itself. Every record is judged before it counts; a client
+that breaks a rule is cut off, and its slots and requests come back. SPEC sections 4 and 9.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import wire
-from .._native.kernels import monotonic_ns
-from ..client.target import OPENS_QUEUED_BYTES, Receiver, SlotTicket
-from ..counters import Histogram
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
-from ..logs import logger
 from ..session import slots as st
-from .outgoing import Outgoing
+from .clients import ClientPort
+from .served import NO_TICKET, U32_MAX, ServedReceiver, ServedTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..counters import Counters
-    from ..engine import EngineConfig
-    from ..local.attach import Attached
     from ..session.breaker import Breaker
-    from ..session.receiver import ReceiverSession
+    from ..session.hub import RankGroup
     from ..session.requests import Request
-    from ..session.slots import Slot
 
-NO_TICKET: Final = 0
-RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
-BYTES_A_LOOK: Final = 1 << 20
 OVERDUE_LOOK_NS: Final = 100_000_000
-OPENS_A_LOOK: Final = 256
-U32_MAX: Final = (1 << 32) - 1
 
 
-class ServedTicket(SlotTicket):
-    """A STEP of an attached target. Its outcome is queued at its receiver the moment it is known."""
+class TargetPort(ClientPort):
+    """Serves the target process of rank 0, or of a group of one."""
 
-    number = NO_TICKET
-    turn = 0  # the breaker's, when the STEP was let through
+    hears = m.TARGET
 
-    def settle(self, slot: Slot) -> None:
-        """See `SlotTicket.settle`."""
-        super().settle(slot)
-        served = self._receiver
-        assert isinstance(served, ServedReceiver)
-        served.outcomes.append(self)
-
-
-class ServedReceiver(Receiver):
-    """A receiver whose steps are asked for by another process: outcomes and edges of sessions are kept for its port."""
-
-    ticket_class = ServedTicket
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.outcomes: list[ServedTicket] = []
-        self._rows_before = 0
-        self.edges: list[tuple[int, int]] = []  # (session, 0) came up, (0, reason code) went down
-        self._unopened: dict[int, Request] = {}  # whose OPEN waits until the leader takes more
-        super().__init__(config)
-
-    def serve_once(self) -> int:
-        """One pass of the engine and the watchdog, without waiting. Returns the bytes moved."""
-        moved = self.engine.poll()
-        session = self.session
-        if session is not None:
-            session.tick(monotonic_ns())
-            self._settle()
-            if self._unopened:
-                self._open_more()
-        return moved
-
-    # ---- a daemon waits for nobody: what the leader has no room for now is opened later -----------------------------
-
-    def _send_open(self, session: ReceiverSession, request: Request) -> None:
-        if session.outbox.bytes_queued > OPENS_QUEUED_BYTES:
-            self.engine.flush()
-        if self.session is not session:
-            return
-        if self._unopened or session.outbox.bytes_queued > OPENS_QUEUED_BYTES:
-            self._unopened[request.request] = request
-        else:
-            session.open(request)
-
-    def _open_more(self) -> None:
-        for _ in range(OPENS_A_LOOK):
-            session = self.session
-            if session is None or not self._unopened or session.outbox.bytes_queued > OPENS_QUEUED_BYTES:
-                return
-            request = self._unopened.pop(next(iter(self._unopened)))
-            try:
-                session.open(request)
-            except LocalMisuse as error:  # see `Receiver._on_up`
-                self.counters.add("requests_not_opened")
-                self.engine.log.warning("request_not_opened", request=request.request, error=str(error))
-            self.engine.flush()
-
-    def enqueue(self, request: Request, **options: Any) -> SlotTicket:
-        """See `Receiver.enqueue`; also raises `ProposalDiscarded(overload)` for a request that the leader has not heard of."""
-        if request.request in self._unopened:
-            raise ProposalDiscarded(Reason.OVERLOAD, request.request, request.round)
-        return super().enqueue(request, **options)
-
-    def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
-        """See `TargetSide.commit`."""
-        if request.request in self._unopened:  # they travel with its OPEN
-            request.extend(tokens)
-            request.in_flight = False
-        else:
-            super().commit(request, round, source, accepted, tokens)
-
-    def retire(self, request: Request) -> None:
-        """See `TargetSide.retire`. A leader that takes nothing any more costs the session, not the daemon."""
-        if self._unopened.pop(request.request, None) is not None:
-            return
-        try:
-            super().retire(request)
-        except PeerFault as fault:
-            self.engine.fail(fault.reason)
-
-    def rows_done(self) -> int:
-        """Rows that passed every check, over all sessions."""
-        return self._rows_before + (self.session.rows if self.session is not None else 0)
-
-    def _on_up(self) -> None:
-        self._unopened.clear()
-        super()._on_up()
-        assert self.session is not None
-        self.edges.append((self.session.terms.session, 0))
-
-    def _on_down(self, reason: Reason) -> None:
-        self._unopened.clear()
-        for request in [each for each in self.requests.requests.values() if each.generation >= U32_MAX]:
-            self.requests.remove(request.request)  # its next generation can't be had: nothing can be drawn for it any more
-            self.counters.add("requests_exhausted")
-        self._rows_before = self.rows_done()
-        super()._on_down(reason)
-        self.edges.append((0, reason.code))
-
-
-class TargetPort:
-    """Serves one target process at a time. `poll` takes what it asks for, `tell` gives it what came of it."""
-
-    def __init__(self, receiver: ServedReceiver, counters: Counters, breaker: Breaker | None) -> None:
+    def __init__(
+        self, receiver: ServedReceiver, counters: Counters, breaker: Breaker | None, group: RankGroup | None = None
+    ) -> None:
+        super().__init__("receiver", counters)
         self.receiver = receiver
-        self.attached: Attached | None = None
-        self._outgoing: Outgoing | None = None
-        self._said_bye = False
         self.breaker = breaker
-        self.draining = False
+        self.group = group
         self.release_after_ns = 0  # how long a ready proposal may be held; 0: for ever
-        self.latency = Histogram()
-        self.tail = Histogram()
-        self._counters = counters
-        self._log = logger(role="receiver")
         self._overdue_look_ns = 0
+        self._told_epoch: tuple[int, int] = (0, 0)
         self._live: dict[int, ServedTicket] = {}
+        self._queued: deque[tuple[int, tuple[Any, ...]]] = deque()  # STEPs that wait for slots which other ranks still read
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
-    def attach(self, attached: Attached, now_ns: int) -> None:
-        """A target came: it hears at once whether a session runs."""
-        self.attached = attached
-        self._outgoing = Outgoing(attached)
-        self._said_bye = False
+    def welcome(self, now_ns: int) -> None:
+        """A target hears at once whether a session runs, and how its group stands."""
         if self.receiver.session is not None:
-            self._send(m.UP, self.receiver.session.terms.session, 0, 0)
-        self._flush(now_ns)
+            self.send(m.UP, self.receiver.session.terms.session, 0, 0)
+        self._told_epoch = (0, 0)
+        self._tell_epoch()
 
-    def detach(self, reason: Reason) -> None:
-        """The target is gone or cut off: its slots and requests come back, and nothing of it is kept."""
-        attached, self.attached, self._outgoing = self.attached, None, None
-        if attached is None:
-            return
-        attached.close()
+    def give_back(self) -> None:
+        """Its slots and requests come back, and nothing of it is kept."""
         self._live.clear()
+        self._queued.clear()
         for request in list(self.receiver.requests.requests.values()):
             self.receiver.close_request(request)
-        released = self.receiver.release_all()
+        self.receiver.release_all()
         self.receiver.outcomes.clear()
         self.receiver.edges.clear()
-        self._counters.add("clients_gone")
-        if self._said_bye and reason is Reason.PEER_LOST:
-            reason = Reason.CANCELLED  # it left in order
-        else:
-            self._counters.refuse(reason)
-        log = self._log.info if reason is Reason.CANCELLED else self._log.warning
-        log("client_gone", reason=reason.value, pid=attached.pid, slots_released=released)
+        if self.group is not None:
+            self.group.leave(Reason.PEER_LOST)
+        self.after_records()
+
+    def after_records(self) -> None:
+        """STEPs and commits wait to be sent."""
         if self.receiver.up:
             self.receiver.engine.flush()
 
     # ---- records in ---------------------------------------------------------------------------------------------
 
-    def poll(self, now_ns: int) -> int:
-        """Takes what the target asks for. Returns how many records that were."""
-        attached = self.attached
-        if attached is None:
-            return 0
-        taken = 0
-        channel = attached.channel
-        bytes_most = channel.bytes_in + BYTES_A_LOOK
-        try:
-            while taken < RECORDS_A_LOOK and channel.bytes_in < bytes_most:
-                record = channel.receive()
-                if record is None:
-                    break
-                taken += 1
-                self._take(record[0], record[1], now_ns)
-        except PeerFault as fault:
-            self._counters.add("clients_cut_off")
-            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail, pid=attached.pid)
-            self.detach(fault.reason)
-        return taken
-
-    def _take(self, kind: int, view: memoryview, now_ns: int) -> None:
-        fields, payload = m.unpack(kind, view, m.TARGET)
+    def take(self, kind: int, fields: tuple[Any, ...], payload: memoryview, now_ns: int) -> None:
+        """See `ClientPort.take`."""
         if kind == m.STEP:
-            self._step(fields, now_ns)
+            self._queue_or_step(fields, now_ns)
         elif kind == m.COMMIT:
             self._commit(fields, payload)
         elif kind == m.RELEASE:
@@ -231,13 +88,10 @@ class TargetPort:
             request = self.receiver.requests.get(fields[0])
             if request is not None:
                 self.receiver.close_request(request)
-                self.receiver.engine.flush()
-        elif kind == m.BYE:
-            self._said_bye = True
-        else:
-            raise PeerFault(Reason.UNEXPECTED_KIND, f"record kind {kind} from a target")
+        elif self.group is not None and fields[0] == self.group.epoch:
+            self.group.agree(fields[2], fields[3])
 
-    def _open(self, fields: tuple[int, ...], payload: memoryview) -> None:
+    def _open(self, fields: tuple[Any, ...], payload: memoryview) -> None:
         request, seed, max_position, generation, round_number, _count = fields
         try:
             opened = self.receiver.open_request(
@@ -247,14 +101,39 @@ class TargetPort:
             self._refuse(request, NO_TICKET, Reason.LIMITS_MISMATCH, error)
             return
         opened.round = round_number
-        self.receiver.engine.flush()
 
-    def _step(self, fields: tuple[int, ...], now_ns: int) -> None:
+    def _queue_or_step(self, fields: tuple[Any, ...], now_ns: int) -> None:
+        """In a group a slot is FREE only when every rank has released it: a process that is ahead of the others waits for
+        that."""
+        if self.group is None or not self.group.open or not (self._queued or self._slots_taken()):
+            self._step(fields, now_ns)
+        elif len(self._queued) < self.receiver.limit("max_slots"):
+            self._queued.append((now_ns, fields))
+        else:
+            raise PeerFault(Reason.OVERLOAD, f"more than {len(self._queued)} STEPs wait for slots")
+
+    def _slots_taken(self) -> bool:
+        return self.receiver.slots_by_state()["FREE"] == 0
+
+    def _step_queued(self, now_ns: int) -> None:
+        """STEPs whose time has come: a slot is free, their epoch is over, or their budget is spent."""
+        while self._queued and self.group is not None:
+            since_ns, fields = self._queued[0]
+            budget_us = fields[9] - (now_ns - since_ns) // 1000
+            if self.group.open and budget_us > 0 and self._slots_taken():
+                return
+            self._queued.popleft()
+            if budget_us > 0:
+                self._step((*fields[:9], budget_us, *fields[10:]), now_ns)
+            else:
+                self._discarded(fields[0], fields[1], Reason.TIMEOUT, fields[6])
+
+    def _step(self, fields: tuple[Any, ...], now_ns: int) -> None:
         number, context, trace_id, temperature, generation, round_number, depth, support, budget_us, _owner = fields[1:]
         receiver = self.receiver
         request = receiver.requests.get(fields[0])
         if request is None:
-            self._send(m.DISCARDED, fields[0], number, Reason.REQUEST_UNKNOWN.code, round_number, generation, 0)
+            self._discarded(fields[0], number, Reason.REQUEST_UNKNOWN, round_number)
             return
         if number in self._live:
             raise PeerFault(Reason.REQUEST_DUPLICATE, f"STEP {number} is under way already")
@@ -264,15 +143,9 @@ class TargetPort:
         # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
         request.round = round_number
         request.generation = max(request.generation, generation)
-        # Decided before anything is drawn, so it can't depend on drawn tokens (SPEC section 4, selection bias).
-        turn = 0
-        if self.breaker is not None and receiver.up and not self.draining:
-            turn = self.breaker.may_step(now_ns)
-            if not turn:
-                self._discarded(fields[0], number, Reason.CIRCUIT_OPEN, round_number)
-                return
-        if self.draining:
-            self._discarded(fields[0], number, Reason.CANCELLED, round_number)
+        turn, refused = self._let_through(now_ns)
+        if refused is not None:
+            self._discarded(fields[0], number, refused, round_number)
             return
         try:
             ticket = receiver.enqueue(
@@ -290,20 +163,37 @@ class TargetPort:
             if isinstance(error, ProposalDiscarded):
                 self._discarded(fields[0], number, error.reason, round_number)
             else:
+                self._tell_members(request, round_number, Reason.OVERLOAD)
                 self._refuse(fields[0], number, Reason.OVERLOAD, error)
             return
         assert isinstance(ticket, ServedTicket)
         ticket.number, ticket.turn = number, turn
         self._live[number] = ticket
 
-    def _discarded(self, request: int, number: int, reason: Reason, round_number: int) -> None:
-        known = self.receiver.requests.get(request)
-        self._counters.add("steps_refused")
-        self._counters.refuse(reason)
-        generation = known.generation if known is not None else 0
-        self._send(m.DISCARDED, request, number, reason.code, round_number, generation, 0)
+    def _let_through(self, now_ns: int) -> tuple[int, Reason | None]:
+        """The breaker's turn, and why no STEP may go out. Decided before anything is drawn, so it can't depend on drawn tokens
+        (SPEC section 4, selection bias)."""
+        if self.draining:
+            return 0, Reason.CANCELLED
+        if self.breaker is None or not self.receiver.up:
+            return 0, None
+        turn = self.breaker.may_step(now_ns)
+        return turn, None if turn else Reason.CIRCUIT_OPEN
 
-    def _commit(self, fields: tuple[int, ...], payload: memoryview) -> None:
+    def _tell_members(self, request: Request | None, round_number: int, reason: Reason) -> None:
+        if self.group is not None and request is not None:
+            self.group.refuse_step(request.request, request.generation, round_number, reason)
+
+    def _discarded(self, number: int, ticket: int, reason: Reason, round_number: int) -> None:
+        """A STEP that was not sent: its process hears why, and so do the other ranks, which would wait for it."""
+        request = self.receiver.requests.get(number)
+        self.counters.add("steps_refused")
+        self.counters.refuse(reason)
+        self._tell_members(request, round_number, reason)
+        generation = request.generation if request is not None else 0
+        self.send(m.DISCARDED, number, ticket, reason.code, round_number, generation, 0)
+
+    def _commit(self, fields: tuple[Any, ...], payload: memoryview) -> None:
         number, slot, slot_generation, round_number, source, accepted, _count, _epoch, generation = fields
         if slot_generation:
             self._release(slot, slot_generation)
@@ -317,12 +207,19 @@ class TargetPort:
             most = {wire.VERIFIED: accepted + 1, wire.TARGET_ONLY: len(tokens)}.get(source, 0)
             if not accepted <= len(tokens) <= most or (source == wire.TARGET_ONLY and accepted):
                 raise LocalMisuse(f"a commit of source {source} with {accepted} accepted drafts and {len(tokens)} tokens")  # noqa: TRY301
+            if self.group is not None and not self.group.open:
+                raise ProposalDiscarded(Reason.PEER_LOST, number, round_number)  # noqa: TRY301
             self.receiver.commit(request, round_number, source, accepted, tokens)
         except LocalMisuse as error:
             # Its committed tokens are not what we know any more: it must come anew and say what they are.
             raise PeerFault(Reason.CONTEXT_MISMATCH, f"request {number}: {error}") from error
-        if self.receiver.up:
-            self.receiver.engine.flush()
+        except ProposalDiscarded as discarded:  # the epoch ended: nothing is committed across that
+            self.counters.add("commits_refused")
+            self.counters.refuse(discarded.reason)
+            self.send(m.DISCARDED, number, NO_TICKET, discarded.reason.code, round_number, request.generation, 0)
+            return
+        if self.group is not None:
+            self.send(m.COMMITTED, number, round_number, self.group.epoch)
 
     def _release(self, slot: int, generation: int) -> None:
         if slot >= self.receiver.limit("max_slots"):
@@ -331,9 +228,12 @@ class TargetPort:
 
     # ---- records out --------------------------------------------------------------------------------------------
 
-    def tell(self, now_ns: int) -> None:
-        """Gives the target what happened since the last call, in order, and rings its doorbell once if it sleeps."""
+    def report(self, now_ns: int) -> None:
+        """See `ClientPort.report`."""
         receiver = self.receiver
+        if self._queued:
+            self._step_queued(now_ns)
+            self.after_records()
         if receiver.outcomes:
             outcomes = receiver.outcomes[:]
             receiver.outcomes.clear()
@@ -342,14 +242,24 @@ class TargetPort:
         if receiver.edges:
             for session, code in receiver.edges:
                 if session:
-                    self._send(m.UP, session, 0, 0)
+                    self.send(m.UP, session, 0, 0)
                 else:
-                    self._send(m.DOWN, code, 0)
+                    self.send(m.DOWN, code, 0)
             receiver.edges.clear()
+        if self.group is not None:
+            self._tell_epoch()
         if self.release_after_ns and now_ns >= self._overdue_look_ns:
             self._overdue_look_ns = now_ns + OVERDUE_LOOK_NS
             receiver.quarantine_overdue(now_ns - self.release_after_ns)
-        self._flush(now_ns)
+
+    def _tell_epoch(self) -> None:
+        group = self.group
+        if group is None:
+            return
+        state = m.EPOCH_OPEN if group.open else m.EPOCH_AGREE if group.asking else m.EPOCH_ENDED
+        if (group.epoch, state) != self._told_epoch:
+            self._told_epoch = (group.epoch, state)
+            self.send(m.EPOCH, group.epoch, state, Reason.PEER_LOST.code, self.receiver.engine.config.hello.boot_nonce & U32_MAX)
 
     def _outcome(self, ticket: ServedTicket, now_ns: int) -> None:
         if self._live.get(ticket.number) is not ticket:
@@ -361,15 +271,14 @@ class TargetPort:
         except ProposalDiscarded as discarded:
             if self.breaker is not None:
                 self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
-            self._send(
-                m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, request.generation, 0
-            )
+            generation = discarded.generation
+            self.send(m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, generation, 0)
             return
         if self.breaker is not None:
             self.breaker.ready(ticket.turn)
         self.latency.add(facts.latency_ns)
         self.tail.add(ticket.tail_ns())
-        self._send(
+        self.send(
             m.READY,
             request.request,
             ticket.number,
@@ -385,30 +294,10 @@ class TargetPort:
         )
 
     def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse) -> None:
-        self._counters.add("client_misuse")
-        self._log.warning("client_misuse", request=request, error=str(error))
+        self.counters.add("client_misuse")
+        self.log.warning("client_misuse", request=request, error=str(error))
         text = m.text_bytes(str(error))
-        self._send(m.REFUSED, request, number, reason.code, len(text), payload=text)
-
-    def _send(self, kind: int, *fields: int, payload: bytes = b"") -> None:
-        if self._outgoing is not None:
-            self._outgoing.send(kind, *fields, payload=payload)
-
-    def _flush(self, now_ns: int) -> None:
-        outgoing = self._outgoing
-        if outgoing is None:
-            return
-        try:
-            stuck = not outgoing.flush(now_ns)
-        except PeerFault as fault:
-            self._log.warning("client_cut_off", reason=fault.reason.value, detail=fault.detail)
-            self._counters.add("clients_cut_off")
-            self.detach(fault.reason)
-            return
-        if stuck:
-            self._log.warning("client_reads_nothing", owed_bytes=outgoing.owed_bytes)
-            self._counters.add("clients_cut_off")
-            self.detach(Reason.OVERLOAD)
+        self.send(m.REFUSED, request, number, reason.code, len(text), payload=text)
 
     # ---- what the loop asks -------------------------------------------------------------------------------------
 
@@ -416,18 +305,4 @@ class TargetPort:
     def busy(self) -> bool:
         """Whether a drain must wait: proposals under way or held."""
         states = self.receiver.slots_by_state()
-        return any(states.get(st.STATE_NAMES[state], 0) for state in (st.GRANTED, st.LANDING, st.READY))
-
-    def drain(self, deadline_ms: int, now_ns: int) -> None:
-        """No further STEP; the target is told."""
-        self.draining = True
-        self._send(m.DRAINING, deadline_ms, 0)
-        self._flush(now_ns)
-
-    def part(self, now_ns: int) -> None:
-        """The daemon ends: the target is told."""
-        self._send(m.BYE, Reason.CANCELLED.code, 0)
-        self._flush(now_ns)
-        if self.attached is not None:
-            self.attached.close()
-            self.attached = self._outgoing = None
+        return any(states.get(st.STATE_NAMES[state], 0) for state in (st.GRANTED, st.LANDING, st.VOTED, st.READY))

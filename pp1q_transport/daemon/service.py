@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from .._native.kernels import monotonic_ns
-from ..counters import Counters, Histogram
-from ..engine import EngineConfig, Idle, new_boot_nonce, terms_ahead
+from ..counters import Counters
+from ..engine import Engine, EngineConfig, Idle, new_boot_nonce, terms_ahead
 from ..errors import ConfigError, PeerFault, Reason
 from ..local.attach import AttachServer, Flag, Geometry, Pending
 from ..local.attach import Role as ClientRole
@@ -19,25 +19,28 @@ from ..logs import logger
 from ..session.breaker import Breaker
 from ..session.negotiate import Role
 from . import config as configuration
+from .grouping import GroupLinks
 from .leading import DraftPort, ServedLeader
 from .loop import Loop
+from .membership import MemberPort, MemberRank
 from .metrics import MetricsPort
 from .notify import Notifier
-from .receiving import ServedReceiver, TargetPort
+from .receiving import TargetPort
+from .served import ServedReceiver
 from .settings import GROUP_MODES
 from .status import Status, encode_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..client.endpoint import Endpoint
     from ..local.attach import Attached
+    from .clients import ClientPort
     from .settings import BreakerSettings, DaemonConfig, PeerSettings
-    from .status import BreakerStatus, ClientStatus, SessionStatus
+    from .status import BreakerStatus, ClientStatus, GroupStatus, SessionStatus
 
 CLIENT_ROLES: Final = {ClientRole.LEADER_DRAFT: "draft", ClientRole.RECEIVER_TARGET: "target"}
 NS: Final = 1_000_000_000
-_NOTHING: Final = Histogram()
+End = ServedLeader | ServedReceiver | MemberRank
 
 
 class Service:
@@ -66,10 +69,13 @@ class Service:
             str(config.daemon.socket), frozenset(config.daemon.allow_uids), self.counters, mode=config.daemon.socket_mode
         )
         self._closers.append(self.server.close)
-        self.ends: list[ServedLeader | ServedReceiver] = []
-        self.port: TargetPort | DraftPort
+        self.ends: list[End] = []
+        self.links: GroupLinks | None = None
+        self.port: ClientPort
         if config.daemon.role is Role.LEADER:
             self.port = self._build_leaders()
+        elif config.group.rank:
+            self.port = self._build_member()
         else:
             self.port = self._build_receiver()
         metrics = None
@@ -81,7 +87,7 @@ class Service:
         self._closers.append(notifier.close)
         self.loop = Loop(
             self.port,
-            [(end.engine, self._serve_of(end)) for end in self.ends],
+            self._served(),
             self.server,
             self._welcome,
             config.daemon.idle.value,
@@ -121,13 +127,55 @@ class Service:
         receiver.prepare(terms_ahead(engine_config.hello))
         receiver.region.seal_for_readers()
         self.ends.append(receiver)
-        port = TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce))
+        if self.config.group.size > 1:
+            self.links = GroupLinks(self._group_config(), self.counters)
+            self._closers.append(self.links.close)
+            receiver.group = self.links.group
+        group = self.links.group if self.links is not None else None
+        port = TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
         port.release_after_ns = int(self.config.watch.release_after_s * NS)
         return port
 
-    def _serve_of(self, end: ServedLeader | ServedReceiver) -> Callable[[], int]:
-        """Serves one engine once, watchdog and all. Peers' faults are counted and logged below: the daemon outlives them."""
-        return end.serve_once if isinstance(end, ServedReceiver) else end.engine.poll
+    def _group_config(self) -> EngineConfig:
+        group = self.config.group
+        return EngineConfig(
+            hello=self.config.group_hello(self._boot_nonce),
+            listen=group.listen,
+            connect=group.connect,
+            keys=self.config.keys_for(group),
+            idle=Idle.BLOCK,
+            stubborn=True,
+        )
+
+    def _build_member(self) -> MemberPort:
+        rank = MemberRank(self._group_config(), self.counters)
+        self._closers.append(rank.close)
+        rank.region.seal_for_readers()
+        self.ends.append(rank)
+        return MemberPort(rank, self.counters)
+
+    def _served(self) -> list[tuple[Engine, Callable[[], int]]]:
+        """Every engine with what serves it in a turn. Votes come before the receiver's own frames, and what these leave for the
+        other ranks goes out after them. Peers' faults are counted and logged below: the daemon outlives them."""
+        served: list[tuple[Engine, Callable[[], int]]] = []
+        for end in self.ends:
+            if isinstance(end, MemberRank):
+                served.append((end.engine, end.serve))
+            elif isinstance(end, ServedReceiver):
+                served.append((end.engine, end.serve_once if self.links is None else self._serve_group))
+            else:
+                served.append((end.engine, end.engine.poll))
+        if self.links is not None:
+            served.extend((link.engine, _nothing) for link in self.links.links)
+        return served
+
+    def _serve_group(self) -> int:
+        receiver, links = self.ends[0], self.links
+        assert isinstance(receiver, ServedReceiver)
+        assert links is not None
+        moved = links.serve() + receiver.serve_once()
+        links.flush()
+        return moved
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
@@ -161,6 +209,7 @@ class Service:
     def _geometry(self) -> Geometry:
         hello = self.ends[0].engine.config.hello
         terms = terms_ahead(hello)
+        group = self.config.group
         return Geometry(
             vocab_size=terms.vocab_size,
             depth=terms.depth,
@@ -168,9 +217,9 @@ class Service:
             max_slots=terms.max_slots,
             row_bytes=terms.geometry().row_bytes,
             dense_row_bytes=terms.dense_row_bytes,
-            group_size=hello.group_size,
-            rank=hello.rank,
-            group_mode=GROUP_MODES.index(hello.group_mode),
+            group_size=group.size,
+            rank=group.rank,
+            group_mode=GROUP_MODES.index(group.mode),
             flags=Flag.DENSE * terms.dense | Flag.SPARSE * terms.sparse | Flag.DRAW_PROOF * terms.draw_proof,
             targets=len(self.ends),
             max_context_tokens=terms.max_context_tokens,
@@ -231,8 +280,8 @@ class Service:
         """The daemon at this moment; the counters of all its parts added up."""
         now_ns = monotonic_ns()
         totals, reasons, discards = self._sums()
-        port = self.port
-        latency, tail = (port.latency, port.tail) if isinstance(port, TargetPort) else (_NOTHING, _NOTHING)
+        port, first = self.port, self.ends[0]
+        sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader)]
         return {
             "role": self.config.daemon.role.value,
             "name": self.config.daemon.name,
@@ -240,44 +289,61 @@ class Service:
             "pid": os.getpid(),
             "uptime_s": (now_ns - self.started_ns) / NS,
             "draining": port.draining,
-            "sessions": [self._session_status(end, peer, now_ns) for end, peer in zip(self.ends, self.config.peers, strict=True)],
-            "slots": self.ends[0].slots_by_state() if isinstance(self.ends[0], ServedReceiver) else {},
+            "sessions": self._sessions(now_ns),
+            "slots": {} if isinstance(first, ServedLeader) else first.slots_by_state(),
             "clients": self._clients(now_ns),
-            "group": None,
+            "group": self._group_status(),
             "breakers": self._breakers(),
             "totals": totals,
             "reasons": reasons,
             "discards": discards,
-            "ready": sum(end.totals()["ready"] for end in self.ends if isinstance(end, ServedReceiver)),
+            "ready": sum(total["ready"] for total in sums),
             "discarded": totals.get("discarded", 0),
             "rows": sum(end.rows_done() for end in self.ends),
-            "bytes_ready": sum(end.totals()["bytes_ready"] for end in self.ends if isinstance(end, ServedReceiver)),
-            "latency": latency.snapshot(),
-            "tail": tail.snapshot(),
+            "bytes_ready": sum(total["bytes_ready"] for total in sums),
+            "latency": port.latency.snapshot(),
+            "tail": port.tail.snapshot(),
             "loops": self.loop.turns,
             "last_loop_age_s": max(0, now_ns - self.loop.last_turn_ns) / NS,
         }
 
+    def _sessions(self, now_ns: int) -> list[SessionStatus]:
+        """One for each peer, and, in a group, one for each link between its ranks."""
+        ends: list[tuple[str, str, Engine]] = []
+        if self.config.peers:
+            ends += [(peer.name, peer.link, end.engine) for end, peer in zip(self.ends, self.config.peers, strict=True)]
+        else:
+            ends.append(("rank0", "tcp", self.ends[0].engine))
+        if self.links is not None:
+            ends += [(f"rank{link.rank}", "tcp", link.engine) for link in self.links.links]
+        return [_session_status(name, kind, engine, now_ns) for name, kind, engine in ends]
+
+    def _group_status(self) -> GroupStatus | None:
+        settings, first = self.config.group, self.ends[0]
+        if settings.size == 1:
+            return None
+        if self.links is not None:
+            epoch, is_open, up = self.links.group.epoch, self.links.group.open, self.links.ranks_up
+        else:
+            assert isinstance(first, MemberRank)
+            epoch, is_open, up = first.member.epoch, first.member.open, 2 if first.up else 1
+        return {
+            "size": settings.size,
+            "rank": settings.rank,
+            "mode": settings.mode,
+            "epoch": epoch,
+            "open": is_open,
+            "ranks_up": up,
+        }
+
     def _sums(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         sums: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
-        for counters in (self.counters, *(end.counters for end in self.ends)):
+        own = [end.counters for end in self.ends if end.counters is not self.counters]
+        for counters in (self.counters, *own):
             for total, part in zip(sums, (counters.totals, counters.reasons, counters.discards), strict=True):
                 for name, amount in part.items():
                     total[name] = total.get(name, 0) + amount
         return sums
-
-    def _session_status(self, end: Endpoint, peer: PeerSettings, now_ns: int) -> SessionStatus:
-        session = end.engine.session
-        return {
-            "peer": peer.name,
-            "up": end.up,
-            "session": session.terms.session if session is not None else 0,
-            "link": peer.link,
-            "endpoint": end.endpoint,
-            "since_s": max(0, now_ns - end.engine.changed_ns) / NS,
-            "formed": end.counters.get("sessions"),
-            "ended": end.counters.get("sessions_ended"),
-        }
 
     def _clients(self, now_ns: int) -> list[ClientStatus]:
         attached: Attached | None = self.port.attached
@@ -300,6 +366,25 @@ class Service:
             return []
         name = self.config.peers[0].name if self.config.peers else "group"
         return [{"peer": name, "state": breaker.state.value, "opened": breaker.opened}]
+
+
+def _nothing() -> int:
+    """For an engine that another one's turn serves."""
+    return 0
+
+
+def _session_status(name: str, kind: str, engine: Engine, now_ns: int) -> SessionStatus:
+    session = engine.session
+    return {
+        "peer": name,
+        "up": session is not None,
+        "session": session.terms.session if session is not None else 0,
+        "link": kind,
+        "endpoint": engine.endpoint,
+        "since_s": max(0, now_ns - engine.changed_ns) / NS,
+        "formed": engine.formed,
+        "ended": engine.ended,
+    }
 
 
 def _breaker_of(settings: BreakerSettings, seed: int) -> Breaker | None:

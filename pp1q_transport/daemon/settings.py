@@ -157,6 +157,13 @@ class DaemonConfig:
         options |= {"link_kinds": (peer.link,), "group_size": group.size, "group_mode": group.mode, "rank": rank}
         return make_hello(self.daemon.role, boot_nonce, **options)
 
+    def group_hello(self, boot_nonce: int) -> Hello:
+        """The HELLO of this daemon's end of its group's links: the coordinator's at rank 0, a member's elsewhere."""
+        options: dict[str, object] = {item.name: getattr(self.session, item.name) for item in fields(self.session)}
+        group = self.group
+        options |= {"link_kinds": ("tcp",), "group_size": group.size, "group_mode": group.mode, "rank": group.rank}
+        return make_hello(Role.MEMBER if group.rank else Role.COORDINATOR, boot_nonce, **options)
+
     def keys_for(self, end: PeerSettings | GroupSettings) -> KeyConfig | None:
         """The keys of this daemon's end towards a peer or its group, read from their files now. Raises `ConfigError`."""
         if self.keys is None:

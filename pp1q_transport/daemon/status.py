@@ -12,16 +12,18 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from ..counters import HistogramSnapshot
 from ..errors import PeerFault, Reason
+from ..session.hello import quote
 
 MAGIC: Final = b"PP1A"
 ATTACH_VERSION: Final = 1
 STATUS_ROLE: Final = 3
 ATTACH: Final = struct.Struct("<4sHHII")  # magic, version, role, rank, zero
-ANSWER: Final = struct.Struct("<4sHH")  # magic, version, verdict: the start of an answer; not 0 is a refusal
+ANSWER: Final = struct.Struct("<4sHHI")  # how a refusal starts: magic, version, verdict (a reason's code), bytes of its text
 STATUS_BYTES_AT_MOST: Final = 256 << 10
 SUN_PATH_BYTES: Final = 108
 
@@ -133,8 +135,9 @@ def _misfits(value: object, shape: object, where: str) -> Iterator[str]:
     elif parts and origin not in (list, dict):  # X | None
         if value is not None:
             yield from _misfits(value, parts[0], where)
-    elif shape is float and type(value) in (int, float) and math.isfinite(cast("float", value)):
-        return
+    elif shape is float:
+        if type(value) not in (int, float) or not math.isfinite(cast("float", value)):
+            yield where
     elif type(value) is not shape:
         yield where
 
@@ -161,7 +164,8 @@ def _is_histogram(value: dict[str, object]) -> bool:
 
 def fetch_status(path: str | os.PathLike[str], timeout_s: float = 2.0) -> Status:
     """Asks the daemon at the Unix socket `path` how it is. Raises `PeerFault`: `peer_lost` when nobody is there or it goes
-    unanswered, `timeout` when none comes in `timeout_s`, `auth_failed` when it refuses us, `malformed` for any other answer."""
+    unanswered, `timeout` when nothing comes in `timeout_s`, the daemon's own reason when it refuses, `malformed` for any
+    other answer."""
     name = os.fsencode(path)
     if not 1 <= len(name) < SUN_PATH_BYTES or b"\0" in name:
         raise PeerFault(Reason.PEER_LOST, f"no socket can have the path {os.fspath(path)!r}")
@@ -169,8 +173,12 @@ def fetch_status(path: str | os.PathLike[str], timeout_s: float = 2.0) -> Status
         link.settimeout(timeout_s)
         try:
             link.connect(name)
-            link.sendall(ATTACH.pack(MAGIC, ATTACH_VERSION, STATUS_ROLE, 0, 0))
-            data, _, flags, _ = link.recvmsg(STATUS_BYTES_AT_MOST)
+            with suppress(BrokenPipeError):  # refused for who we are, before it read a byte: its answer is there all the same
+                link.sendall(ATTACH.pack(MAGIC, ATTACH_VERSION, STATUS_ROLE, 0, 0))
+            try:
+                data, _, flags, _ = link.recvmsg(STATUS_BYTES_AT_MOST)
+            except ConnectionResetError:  # it closed without reading ours; said once, before what it had sent
+                data, _, flags, _ = link.recvmsg(STATUS_BYTES_AT_MOST)
         except TimeoutError:
             raise PeerFault(Reason.TIMEOUT, f"the daemon at {os.fspath(path)} did not answer within {timeout_s:g} s") from None
         except OSError as fault:
@@ -183,7 +191,20 @@ def _answer(data: bytes, flags: int) -> Status:
         raise PeerFault(Reason.PEER_LOST, "the daemon ended the connection without an answer")
     if flags & socket.MSG_TRUNC:
         raise PeerFault(Reason.MALFORMED, f"the status is larger than {STATUS_BYTES_AT_MOST} bytes")
-    if data.startswith(MAGIC) and len(data) >= ANSWER.size:
-        _magic, version, verdict = ANSWER.unpack_from(data)
-        raise PeerFault(Reason.AUTH_FAILED, f"the daemon refuses to tell (verdict {verdict}, attach version {version})")
+    if data.startswith(MAGIC):
+        raise _refusal(data)
     return parse_status(data)
+
+
+def _refusal(data: bytes) -> PeerFault:
+    if len(data) < ANSWER.size:
+        return PeerFault(Reason.MALFORMED, "the daemon's answer is cut short")
+    _magic, version, verdict, length = ANSWER.unpack_from(data)
+    if version != ATTACH_VERSION:
+        return PeerFault(Reason.BAD_VERSION, f"the daemon attaches by version {version}, this program by {ATTACH_VERSION}")
+    try:
+        reason = Reason.from_code(verdict)
+    except ValueError:
+        return PeerFault(Reason.MALFORMED, f"the daemon answers with verdict {verdict}, which is no refusal")
+    text = data[-length:].decode(errors="replace") if 0 < length <= len(data) - ANSWER.size else ""
+    return PeerFault(reason, f"the daemon refuses to tell: {quote(text)}")

@@ -5,17 +5,20 @@ Between `tomllib` and `config`. Knows no key by name and opens no file.
 
 from __future__ import annotations
 
-import math
-from typing import NoReturn
+from typing import Final, NoReturn, cast
 
 from ..errors import ConfigError
 
-TEXT_CHARS = 256  # of any text, and of what an error quotes
+TEXT_CHARS: Final = 256
+INTEGER_MOST: Final = (1 << 63) - 1  # of TOML itself
 
 
 def shown(value: object) -> str:
     """A value of the file as an error quotes it: on one line and short."""
-    text = ("true" if value else "false") if isinstance(value, bool) else repr(value)
+    try:
+        text = ("true" if value else "false") if isinstance(value, bool) else repr(value)
+    except ValueError:  # Python writes out no integer of more than 4300 digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -58,8 +61,9 @@ class Table:
         if default is not None and key not in self._left:
             return default
         value = self.take(key)
-        if type(value) is not int or (bounds is not None and not bounds[0] <= value <= bounds[1]):
-            self.fail(key, "an integer" + (f" in {bounds[0]}..{bounds[1]}" if bounds is not None else ""), value)
+        low, high = bounds or (-INTEGER_MOST - 1, INTEGER_MOST)
+        if type(value) is not int or not low <= value <= high:
+            self.fail(key, "an integer" + (f" in {low}..{high}" if bounds is not None else ""), value)
         return value
 
     def seconds(self, key: str, default: float, low: float, high: float, zero: bool = False) -> float:
@@ -70,10 +74,10 @@ class Table:
         allowed = f"{'0 or ' if zero else ''}a number of seconds in {low:g}..{high:g}"
         if type(value) not in (int, float):
             self.fail(key, allowed, value)
-        number = float(value)  # type: ignore[arg-type]  # one of the two, see above
-        if not (math.isfinite(number) and low <= number <= high) and not (zero and number == 0):
+        number = cast("float", value)  # compared as it is: a large integer has no float
+        if not low <= number <= high and not (zero and number == 0):
             self.fail(key, allowed, value)
-        return number
+        return float(number)
 
     def boolean(self, key: str, default: bool) -> bool:
         """true or false."""

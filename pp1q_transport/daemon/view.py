@@ -15,7 +15,7 @@ from .status import Status
 
 COLUMNS: Final = 80
 _LABEL: Final = 9
-_PART_CHARS: Final = 40  # of a name that a daemon says
+_PART_CHARS: Final = 24  # of a name that a daemon says
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,26 @@ def describe(now: Reading, before: Reading | None = None, columns: int = COLUMNS
     status = now.status
     if status is None:
         since = time.strftime("%H:%M:%S", time.localtime(now.gone_since))
-        return _fit([f"{now.socket}  gone (since {since})", "  " + now.fault], columns)
+        return _fit([f"gone (since {since})  {now.socket}", "  " + now.fault], columns)
     earlier = before.status if before is not None else None
     if earlier is not None and (earlier["pid"] != status["pid"] or earlier["ready"] > status["ready"]):
         earlier = None
-    lines = [_headline(status), _row("slots", _pairs(status["slots"]))]
+    lines = [_headline(status)]
     lines += [_row("peer", _session(session)) for session in status["sessions"]]
+    group = status["group"]
+    if group is not None and group["size"] > 1:
+        lines.append(_row("group", f"rank {group['rank']}  {group['mode']}  {group['ranks_up']}/{group['size']} ranks up"))
+    if status["slots"]:
+        lines.append(_row("slots", _pairs(status["slots"])))
     if status["clients"]:
         lines.append(_row("clients", "  ".join(f"{c['role']} {c['rank']} pid {c['pid']}" for c in status["clients"])))
     if earlier is not None and before is not None:
         lines.append(_row("rates", _rates(status, earlier, now.at_s - before.at_s)))
     else:
         lines.append(_row("totals", f"{status['ready']} rounds  {status['rows']} rows  {status['bytes_ready'] / 1e6:.1f} MB"))
-    lines.append(_row("latency", _quantiles(status["latency"], earlier["latency"] if earlier else None, (0.5, 0.99, 0.999))))
-    lines.append(_row("tail", _quantiles(status["tail"], earlier["tail"] if earlier else None, (0.5, 0.99))))
+    if status["slots"]:  # a leader has neither
+        lines.append(_row("latency", _quantiles(status["latency"], earlier["latency"] if earlier else None, (0.5, 0.99, 0.999))))
+        lines.append(_row("tail", _quantiles(status["tail"], earlier["tail"] if earlier else None, (0.5, 0.99))))
     discards = status.get("discards", status["reasons"])
     name = "discards" if "discards" in status else "refusals"
     lines.append(_row(name, _pairs(dict(sorted(discards.items(), key=lambda item: -item[1])))))
@@ -58,23 +64,19 @@ def describe(now: Reading, before: Reading | None = None, columns: int = COLUMNS
 def _headline(status: Status) -> str:
     sessions = status["sessions"]
     parts = [
-        f"{status['role']} {status['name'][:_PART_CHARS]}",
+        f"{status['role']} {status['name'][:_PART_CHARS]}" + ("  DRAINING" if status["draining"] else ""),
         f"pid {status['pid']}",
         f"up {_span(status['uptime_s'])}",
         f"sessions {sum(session['up'] for session in sessions)}/{len(sessions)}",
     ]
     group = status["group"]
-    if group is not None and group["size"] > 1:
-        parts.append(f"rank {group['rank']}, {group['ranks_up']}/{group['size']} up, epoch {group['epoch']}")
-    elif group is not None:
+    if group is not None:
         parts.append(f"epoch {group['epoch']}")
     tripped = [breaker for breaker in status["breakers"] if breaker["state"] != "closed"]
     if tripped:
         parts.append("breaker " + ", ".join(f"{breaker['peer'][:_PART_CHARS]} {breaker['state']}" for breaker in tripped))
     elif status["breakers"]:
         parts.append("breaker closed")
-    if status["draining"]:
-        parts.append("DRAINING")
     return "  ".join(parts)
 
 

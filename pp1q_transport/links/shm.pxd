@@ -11,6 +11,7 @@ from pp1q_transport.session.outbox cimport Outbox, Piece
 
 cdef int _READS
 cdef Py_ssize_t _WRITE_AT_MOST
+cdef Py_ssize_t _READ_AT_MOST
 cdef Py_ssize_t _HEADERS_AT_MOST
 cdef Py_ssize_t _HEADER_ROOM
 cdef int64_t _LOOK_EVERY_NS

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from ..memory import Memory, ReadMemory
     from .shm_memory import ShmEnds
 
-READS_A_PUMP: Final = 16
-WRITE_AT_MOST: Final = 1 << 17  # published piece by piece, so that the peer copies out one while we copy in the next
+READS_A_PUMP: Final = 64
+WRITE_AT_MOST: Final = 1 << 16  # published piece by piece, so that the peer copies out one while we copy in the next
+READ_AT_MOST: Final = 1 << 15  # validated while it is still in the first-level cache, or nearly
 HEADERS_AT_MOST: Final = 1 << 12  # what a read takes beyond a header is copied twice
 LOOK_EVERY_NS: Final = 1_000_000  # while nothing moves and nobody sleeps, the peer's life costs a system call this often
 # The hot paths' own copies, C integers in the compiled build.
 _READS: Final = READS_A_PUMP
 _WRITE_AT_MOST: Final = WRITE_AT_MOST
+_READ_AT_MOST: Final = READ_AT_MOST
 _HEADERS_AT_MOST: Final = HEADERS_AT_MOST
 _HEADER_ROOM: Final = 1 << 14  # the most that the assembler asks for outside a large payload
 _LOOK_EVERY_NS: Final = LOOK_EVERY_NS
@@ -80,7 +82,7 @@ class ShmLink(StreamLink):
         ring = self._incoming
         for _look in range(_READS):
             assembler.want()
-            asked = assembler.length
+            asked = min(assembler.length, _READ_AT_MOST)
             if asked <= _HEADER_ROOM:
                 asked = min(asked, _HEADERS_AT_MOST)
             if self._gone:

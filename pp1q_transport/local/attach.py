@@ -8,6 +8,7 @@ either process: memory and bells have no names, a socket file that a kill -9 lef
 
 from __future__ import annotations
 
+import array
 import errno
 import fcntl
 import mmap
@@ -48,6 +49,7 @@ ATTACH_TIMEOUT_NS: Final = 1_000_000_000
 HALF_OPEN: Final = 16
 ACCEPTS_A_POLL: Final = 32
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SHORTAGE_NS: Final = 200_000_000
 _SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _QUIET: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
@@ -63,8 +65,25 @@ def _ended(sock: socket.socket) -> bool:
     return True
 
 
-def _map_channel(fd: int, capacity: int) -> memoryview:
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+# Not socket.send_fds and recv_fds: those of Python 3.11 drop their flags, so that descriptors arrive inheritable.
+
+
+def _send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], _QUIET)
+
+
+def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int], int]:
+    """(data, descriptors, flags) of one message; there is room for as many as an ANSWER may have."""
+    room = socket.CMSG_SPACE((FIRST_REGION + MAX_REGIONS) * 4)
+    data, ancillary, flags, _name = sock.recvmsg(MAX_ANSWER_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, passed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(passed[: len(passed) - len(passed) % 4])
+    return data, list(fds), flags
+
+
+def _map_channel(fd: int, capacity: int, flags: int) -> memoryview:
     return memoryview(mmap.mmap(fd, channel_bytes(capacity), flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))
 
 
@@ -78,9 +97,11 @@ def _make_channel(capacity: int, undo: ExitStack, passed: ExitStack) -> tuple[Ch
     try:
         fd = os.memfd_create("pp1q-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         passed.callback(os.close, fd)
-        os.ftruncate(fd, channel_bytes(capacity))
+        # The pages are promised now, since running out at a touch is a SIGBUS. Zeroing and mapping them takes milliseconds, in
+        # which no other client would be served: the client does that.
+        os.posix_fallocate(fd, 0, channel_bytes(capacity))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        memory = _map_channel(fd, capacity)
+        memory = _map_channel(fd, capacity, mmap.MAP_SHARED)
         client_sleeps, client_bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         passed.callback(os.close, client_sleeps)
         with ExitStack() as bells:
@@ -150,6 +171,7 @@ class AttachServer:
         # An epoll of its own, so that the owner has one descriptor to wait on, whatever is half-open.
         self._epoll = select.epoll()
         self._epoll.register(self._sock.fileno(), select.EPOLLIN)
+        self._resume_ns: int | None = None
 
     def fileno(self) -> int:
         """Readable when `poll` has something to do."""
@@ -167,6 +189,11 @@ class AttachServer:
         return [pending for pending in waiting if self._hear(pending, now_ns)]
 
     def _take_in(self, now_ns: int) -> None:
+        if self._resume_ns is not None:
+            if now_ns < self._resume_ns:
+                return
+            self._resume_ns = None
+            self._epoll.modify(self._sock.fileno(), select.EPOLLIN)
         for _ in range(ACCEPTS_A_POLL):
             try:
                 sock, _name = self._sock.accept()
@@ -178,6 +205,9 @@ class AttachServer:
                 if error.errno in _SHORT_OF:
                     self._log.error("can't take a client in", why=error.strerror)
                     self._shed()
+                    # Whoever waits in the queue would make us readable all the time.
+                    self._resume_ns = now_ns + SHORTAGE_NS
+                    self._epoll.modify(self._sock.fileno(), 0)
                     return
                 continue
             sock.setblocking(False)
@@ -261,7 +291,7 @@ class AttachServer:
             answer = pack_welcome(geometry, tuple(size for _, size in regions))
             channel, fds = _make_channel(geometry.ring_capacity, undo, passed)
             try:
-                socket.send_fds(pending.sock, [answer], [*fds, *(fd for fd, _ in regions)], _QUIET)
+                _send_fds(pending.sock, answer, [*fds, *(fd for fd, _ in regions)])
             except OSError as error:
                 self._counters.add("clients_lost")
                 self._log.warning("client lost", pid=pending.pid, uid=pending.uid, why=error.strerror)
@@ -347,7 +377,7 @@ def _ask(sock: socket.socket, request: bytes, fds: list[int], give_up: float) ->
     for _try in range(2):
         sock.settimeout(max(0.001, give_up - time.monotonic()))
         try:
-            data, got, flags, _ = socket.recv_fds(sock, MAX_ANSWER_BYTES + 1, FIRST_REGION + MAX_REGIONS, socket.MSG_CMSG_CLOEXEC)
+            data, got, flags = _receive_fds(sock)
         except ConnectionResetError:
             continue  # a daemon that closed without reading our ATTACH: its answer comes after this error
         except TimeoutError:
@@ -387,7 +417,7 @@ def _their_channel(fd: int, capacity: int) -> memoryview:
         seals, size, wanted = fcntl.fcntl(fd, fcntl.F_GET_SEALS), os.fstat(fd).st_size, channel_bytes(capacity)
         if seals & _SEALS != _SEALS or size != wanted:
             raise PeerFault(Reason.LIMITS_MISMATCH, f"a channel of {size} bytes with seals {seals:#x}, not {wanted} sealed")
-        return _map_channel(fd, capacity)
+        return _map_channel(fd, capacity, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
     except OSError as error:
         raise PeerFault(Reason.LIMITS_MISMATCH, f"the channel's memory can't be mapped: {error.strerror}") from error
 

@@ -118,7 +118,7 @@ TABLE: Final[dict[int, Message]] = {
     ),
     COMMITTED: _message("COMMITTED", DAEMON_TO_TARGET, "u64 request u32 round u32 epoch"),
     REFUSED: _message("REFUSED", DAEMON_TO_TARGET, "u64 request u64 ticket u32 reason u32 length utf8"),
-    EPOCH: _message("EPOCH", DAEMON_TO_TARGET, "u32 epoch u32 state u32 reason u32 zero"),
+    EPOCH: _message("EPOCH", DAEMON_TO_TARGET, "u32 epoch u32 state u32 reason u32 life"),
     DRAINING: _message("DRAINING", DAEMON_TO_TARGET | DAEMON_TO_DRAFT, "u32 deadline_ms u32 zero"),
     TARGET_UP: _message("TARGET_UP", DAEMON_TO_DRAFT, "u32 target u32 zero u64 session"),
     TARGET_DOWN: _message("TARGET_DOWN", DAEMON_TO_DRAFT, "u32 target u32 reason"),

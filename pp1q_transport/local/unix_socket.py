@@ -1,10 +1,9 @@
 """A Unix socket by its path: listening where a kill -9 left a dead one, never where another daemon is alive; and connecting.
 
 Between `attach` and the file system. Moves no bytes over the socket. A socket file outlives its process, so a restart must
-replace it, and two daemons that start at once must not both win. Holding a lock file for life would leave a second file behind;
+replace it, and two daemons that start at once must not both win. A lock file held for life would be a second file left behind;
 instead the folder itself is locked (flock, which the kernel drops with the process) while one of them probes the old socket,
-binds under a temporary name and renames that over it: no moment without a socket, none in which it listens with wider
-permissions.
+binds under a temporary name and renames that over it: no moment without a socket, none when it is open too wide.
 """
 
 from __future__ import annotations
@@ -99,10 +98,9 @@ def listen(path: str, mode: int) -> tuple[socket.socket, Identity]:
         try:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-            os.fchmod(sock.fileno(), mode & 0o600)  # the file is created with it, less the umask
             sock.bind(temporary)
             os.chmod(temporary, mode)
-            sock.listen(BACKLOG)
+            sock.listen(BACKLOG)  # only now can anybody connect
             sock.setblocking(False)
             made = os.lstat(temporary)
             os.rename(temporary, path)

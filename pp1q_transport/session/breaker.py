@@ -69,7 +69,7 @@ class Breaker:
 
     __slots__ = (
         "_discards", "_failed_probes", "_key", "_now_ns", "_probe_after_ns", "_probe_at_ns", "_probe_most_ns", "_times_ns",
-        "_window_ns", "opened", "refused", "state", "turn",
+        "_waits", "_window_ns", "opened", "refused", "state", "turn",
     )  # fmt: skip
 
     def __init__(self, discards: int, probe_after_ns: int, probe_most_ns: int, seed: int, window_ns: int = 0) -> None:
@@ -78,13 +78,14 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self.opened = 0  # how often it opened, failed probes not counted
         self.refused = 0
-        self.turn = 1  # rises whenever the outcomes of STEPs under way stop to matter
+        self.turn = 1  # rises with every probe: the outcome of no earlier STEP matters any more
         self._discards = discards
         self._probe_after_ns = probe_after_ns
         self._probe_most_ns = probe_most_ns
         self._window_ns = window_ns
         self._key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
         self._failed_probes = 0
+        self._waits = 0
         self._now_ns = 0
         self._probe_at_ns = 0
         self._times_ns: deque[int] = deque(maxlen=discards)
@@ -106,12 +107,9 @@ class Breaker:
         """A proposal that was let through in `turn` (0: the present one) became ready."""
         if turn not in (0, self.turn) or self.state is BreakerState.OPEN:
             return
-        probed = self.state is BreakerState.PROBING
         self._times_ns.clear()
+        self._failed_probes = 0
         self._go(BreakerEvent.READY)
-        if probed:
-            self._failed_probes = 0
-            self.turn += 1
 
     def discarded(self, reason: Reason, now_ns: int = 0, turn: int = 0) -> None:
         """A proposal that was let through in `turn` (0: the present one) was discarded at `now_ns` (0: the time that `may_step`
@@ -132,13 +130,10 @@ class Breaker:
             self._go(BreakerEvent.DISCARDED)
             return
         self._go(BreakerEvent.LIMIT)
-        times.clear()
         self.opened += 1
-        self.turn += 1
         self._probe_at_ns = self._now_ns + self._wait_ns()
 
     def _probe_over(self, reason: Reason) -> None:
-        self.turn += 1
         if reason in NOBODYS_FAULT:
             self._go(BreakerEvent.WITHDRAWN)
             self._probe_at_ns = self._now_ns  # the next STEP probes in its place
@@ -149,7 +144,8 @@ class Breaker:
 
     def _wait_ns(self) -> int:
         whole = min(self._probe_after_ns << min(self._failed_probes, _MOST_DOUBLINGS), self._probe_most_ns)
-        random32 = philox4x32((self.turn & 0xFFFFFFFF, 0, 0, 0), self._key)[0]
+        self._waits += 1
+        random32 = philox4x32((self._waits & 0xFFFFFFFF, 0, 0, 0), self._key)[0]
         return whole - (whole * random32 >> 33)  # between half and all of it
 
     def _go(self, event: BreakerEvent) -> None:

@@ -79,6 +79,7 @@ class DemoResult:
     pit_tokens: int = 0
     slots_not_free: int = 0
     sessions: int = 0
+    epochs_over: int = 0  # of a rank group, in the middle of its rounds
     link: str = ""  # the kind that ran
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -221,19 +222,20 @@ class TargetLoop:
         result.ready += 1
         result.latencies_ns.append(proposal.latency_ns)
         result.accepted += verdict.accepted_drafts
-        self._note(request, verdict.committed_tokens)
         proposal.commit(verdict.accepted_drafts, verdict.committed_tokens)
+        self._note(request, known, verdict.committed_tokens)
 
     def _target_only(self, request: Request, round_number: int) -> None:
         """The round goes on from the committed prefix, with noise of the new generation."""
-        weights, _ = self._target.weights(request.tokens[-2:].tolist())
+        known = request.tokens[-2:].tolist()
+        weights, _ = self._target.weights(known)
         position = request.anchor + 1
         token = target_only(weights, request.seed, request.generation, round_number, position)
-        self._note(request, [token])
         self.side.commit_target_only(request, round_number, [token])
+        self._note(request, known, [token])
 
-    def _note(self, request: Request, tokens: Sequence[int]) -> None:
-        context = request.tokens[-2:].tolist()
+    def _note(self, request: Request, context: list[int], tokens: Sequence[int]) -> None:
+        """Counts committed `tokens`; `context` are the two before them."""
         for token in tokens:
             if self._pit is not None:
                 self._pit.add(context, token)

@@ -108,7 +108,7 @@ class Deployment:
     def _write_configs(self, peer: str, group: str) -> None:
         shape = self.shape
         size = {"size": shape.ranks, "mode": "replicate"}
-        far = {"group": size} if shape.ranks > 1 else {}
+        far = {"group_size": shape.ranks} if shape.ranks > 1 else {}
         target = {"name": "group-a", "listen": peer, "link": shape.link, **far}
         self._write("leader", {"daemon": self._daemon("leader")}, [target])
         for rank in range(shape.ranks):

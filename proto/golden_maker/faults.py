@@ -7,7 +7,7 @@ one, is what refuses the frame.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -366,10 +366,12 @@ def _tokens(opened: Frame, tokens: list[int]) -> tuple[Frame]:
     return (replace(opened, payload=enc.tokens_payload(tokens)).but(**changed),)
 
 
-def invalid(valid: list[Vector]) -> list[Vector]:
-    """Every invalid data-plane vector but the proofs."""
+def invalid(valid: list[Vector], *more: Callable[[Faults], None]) -> list[Vector]:
+    """Every invalid data-plane vector but the proofs; `more` adds those of other modules."""
     faults = Faults(valid)
     for part in (faults.header, faults.identity, faults.claims, faults.values, faults.completions, faults.steps,
                  faults.prefixes):  # fmt: skip
         part()
+    for other in more:
+        other(faults)
     return faults.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
@@ -22,7 +23,8 @@ from local_child import geometry
 
 from pp1q_transport.counters import Counters
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason
-from pp1q_transport.local.attach import HALF_OPEN, Attached, AttachServer, Pending, Role
+from pp1q_transport.local import unix_socket
+from pp1q_transport.local.attach import HALF_OPEN, SHORTAGE_NS, Attached, AttachServer, Pending, Role
 from pp1q_transport.local.handshake import ATTACH, MAGIC, VERSION, Answer, parse_answer
 from pp1q_transport.staging import Region
 
@@ -416,6 +418,11 @@ def test_running_out_of_descriptors_disturbs_nobody_who_is_attached(door: Door) 
             os.close(fd)
     assert door.counters.get("accept_failed") == 1
     assert waiting.recv(1) == b""
+    assert not select.select([door.server], [], [], 0)[0], "who waits in the queue must not keep the loop running"
+    assert door.server.poll(SHORTAGE_NS - 1) == []
+    assert door.server.half_open == 0
+    assert door.server.poll(SHORTAGE_NS) == []
+    assert door.server.half_open == 1
     attached.channel.send(5, b"x")
     attached.channel.flush_bell()
     assert receive(attached) == (5, b"x")
@@ -503,6 +510,21 @@ def test_of_daemons_that_start_at_once_one_wins(folder: Path) -> None:
     finally:
         for daemon in daemons:
             daemon.end()
+
+
+def test_the_folder_is_locked_while_the_old_socket_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two daemons could both find it dead, and the second would bury the first one's live socket."""
+    monkeypatch.setattr(unix_socket, "LOCK_S", 0.05)
+    server = AttachServer(str(folder / "first.sock"), frozenset(), Counters())
+    held = os.open(folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="stays locked: another program holds a flock on it"):
+        AttachServer(str(folder / "second.sock"), frozenset(), Counters())
+    server.close()
+    assert os.listdir(folder) == ["first.sock"], "and is left alone while that can't be judged"
+    os.close(held)
+    AttachServer(str(folder / "first.sock"), frozenset(), Counters()).close()
+    assert os.listdir(folder) == []
 
 
 def test_closing_leaves_another_daemons_door_alone(folder: Path) -> None:
