@@ -16,7 +16,7 @@ from ._native.kernels import monotonic_ns
 from ._native.net import POLLIN
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
-from .forming import Event, Formed, Forming, Said
+from .forming import Formed, Forming, Forms, Said
 from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
@@ -119,42 +119,6 @@ class OutboxFilter(Protocol):
 
     def pump(self, now_ns: int) -> int | None:
         """Moves what may move now; returns the time in ns at which more will be due, or None."""
-
-
-class Forms(Protocol):
-    """How an engine comes to its sessions: a `Forming` of its own, or a `seating.Seat` at one that several engines share."""
-
-    @property
-    def endpoint(self) -> str:
-        """The control endpoint in use."""
-
-    @property
-    def descriptors_changed(self) -> tuple[int, int]:
-        """Differs whenever `descriptors` does."""
-
-    def descriptors(self) -> list[int]:
-        """What to watch."""
-
-    def poll(self, now_ns: int, busy: Set[int]) -> list[Event]:
-        """See `Forming.poll`."""
-
-    def wait(self, timeout_ns: int) -> None:
-        """See `Forming.wait`."""
-
-    def say(self, kind: str, body: Mapping[str, object]) -> None:
-        """See `Forming.say`."""
-
-    def goodbye(self) -> None:
-        """See `Forming.goodbye`."""
-
-    def back_off(self, now_ns: int) -> None:
-        """See `Forming.back_off`."""
-
-    def settled(self) -> None:
-        """See `Forming.settled`."""
-
-    def close(self) -> None:
-        """See `Forming.close`."""
 
 
 def new_boot_nonce() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
@@ -69,6 +69,42 @@ class PeerGone:
 
 
 Event = Formed | Said | PeerGone
+
+
+class Forms(Protocol):
+    """How an engine comes to its sessions: a `Forming` of its own, or a `seating.Seat` at one that several engines share."""
+
+    @property
+    def endpoint(self) -> str:
+        """The control endpoint in use."""
+
+    @property
+    def descriptors_changed(self) -> tuple[int, int]:
+        """Differs whenever `descriptors` does."""
+
+    def descriptors(self) -> list[int]:
+        """What to watch."""
+
+    def poll(self, now_ns: int, busy: Set[int]) -> list[Event]:
+        """See `Forming.poll`."""
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `Forming.wait`."""
+
+    def say(self, kind: str, body: Mapping[str, object]) -> None:
+        """See `Forming.say`."""
+
+    def goodbye(self) -> None:
+        """See `Forming.goodbye`."""
+
+    def back_off(self, now_ns: int) -> None:
+        """See `Forming.back_off`."""
+
+    def settled(self) -> None:
+        """See `Forming.settled`."""
+
+    def close(self) -> None:
+        """See `Forming.close`."""
 
 
 class Forming:

@@ -44,7 +44,7 @@ class SlotTicket:
         self._generation = slot.generation
         self._next_generation = min(slot.request_generation + 1, wire.U32_MAX)
         self._reason = 0
-        self._trace_id = trace_id
+        self.trace_id = trace_id
         self.round = slot.round
         self.slot = slot.index
         self.key = (session, slot.index, slot.generation)
@@ -80,7 +80,7 @@ class SlotTicket:
             depth=slot.depth,
             representation=slot.representation,
             latency_ns=slot.ready_ns - slot.enqueued_ns,
-            trace_id=self._trace_id,
+            trace_id=self.trace_id,
         )
 
     def tail_ns(self) -> int:

@@ -48,6 +48,16 @@ class ServedLeader(Leader):
 
     def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:
         """See `Step.fail`. A target that takes no answers any more loses its session; the daemon goes on with the others."""
+        if self.session is not None and grant.alive(generation):
+            self.engine.log.info(
+                "step_failed",
+                reason=reason.value,
+                target=self.name,
+                request=grant.request,
+                round=grant.round,
+                slot=grant.slot,
+                trace_id=grant.trace_id,
+            )
         try:
             super().fail(grant, generation, reason, target)
         except PeerFault as fault:

@@ -271,6 +271,14 @@ class TargetPort(ClientPort):
         except ProposalDiscarded as discarded:
             if self.breaker is not None:
                 self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
+            self.log.info(
+                "discarded",
+                reason=discarded.reason.value,
+                request=request.request,
+                round=discarded.round,
+                slot=ticket.slot,
+                trace_id=ticket.trace_id,
+            )
             generation = discarded.generation
             self.send(m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, generation, 0)
             return

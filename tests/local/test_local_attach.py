@@ -2,146 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
-import stat
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from local_child import geometry
+from local_rig import Child, Door, await_gone, descriptors, receive
 
-from pp1q_transport.counters import Counters
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason
-from pp1q_transport.local import unix_socket
-from pp1q_transport.local.attach import HALF_OPEN, SHORTAGE_NS, Attached, AttachServer, Pending, Role
+from pp1q_transport.local.attach import HALF_OPEN, SHORTAGE_NS, Role
 from pp1q_transport.local.handshake import ATTACH, MAGIC, VERSION, Answer, parse_answer
 from pp1q_transport.staging import Region
 
 pytestmark = pytest.mark.timeout(60)
 
-HERE = Path(__file__).parent
 SECOND_NS = 1_000_000_000
 NOBODY = 65534
-
-
-class Child:
-    """One run of local_child.py."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "local_child.py"), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def line(self) -> str:
-        """What it says when its act is done."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.kill()
-        self.process.wait(30)
-        self.process.stdout.close()
-
-
-class Door:
-    """A daemon's side in this process, with one sealed region of slots."""
-
-    def __init__(self, path: str, uids: frozenset[int]) -> None:
-        self.path = path
-        self.counters = Counters()
-        self.server = AttachServer(path, uids, self.counters)
-        self.region = Region(geometry().slots().total_bytes)
-        self.region.seal_for_readers()
-        self.children: list[Child] = []
-        self.attached: list[Attached] = []
-
-    def child(self, act: str, *arguments: str) -> Child:
-        self.children.append(Child(act, self.path, *arguments))
-        return self.children[-1]
-
-    def arrival(self) -> Pending:
-        """The next process that says who it is."""
-        give_up = time.monotonic() + 30
-        while time.monotonic() < give_up:
-            arrived = self.server.poll(time.monotonic_ns())
-            if arrived:
-                assert len(arrived) == 1
-                return arrived[0]
-            select.select([self.server], [], [], 0.2)
-        raise AssertionError("nobody came")
-
-    def accept(self, **changes: int) -> Attached:
-        self.attached.append(self.server.accept(self.arrival(), geometry(**changes), [(self.region.fd, self.region.size)]))
-        return self.attached[-1]
-
-    def connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.settimeout(20)
-        sock.connect(self.path)
-        return sock
-
-    def close(self) -> None:
-        for attached in self.attached:
-            attached.close()
-        for child in self.children:
-            child.end()
-        self.server.close()
-        self.region.close()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, and open to other users, which pytest's own are not."""
-    made = Path(tempfile.mkdtemp(prefix="pp1q-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture
-def door(folder: Path) -> Iterator[Door]:
-    made = Door(str(folder / "daemon.sock"), frozenset((os.getuid(),)))
-    yield made
-    made.close()
-
-
-def descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
-
-
-def receive(attached: Attached, seconds: float = 20) -> tuple[int, bytes]:
-    give_up = time.monotonic() + seconds
-    while (got := attached.channel.receive()) is None:
-        assert time.monotonic() < give_up, "no record"
-        assert not attached.gone()
-        attached.channel.wait("block", 100_000_000, attached.sock.fileno())
-    return got[0], bytes(got[1])
-
-
-def await_gone(attached: Attached) -> None:
-    give_up = time.monotonic() + 20
-    while not attached.gone():
-        assert time.monotonic() < give_up, "the death was not noticed"
-        select.select([attached.sock], [], [], 0.2)
 
 
 # -- the honest way
@@ -457,98 +339,3 @@ def test_a_client_that_speaks_where_nothing_may_be_said_is_gone(door: Door) -> N
     attached.close()
     assert attached.gone()
     sock.close()
-
-
-def test_the_door_is_opened_with_the_mode_that_was_asked_for(folder: Path) -> None:
-    umask = os.umask(0o022)
-    try:
-        for mode in (0o600, 0o660):
-            path = folder / f"{mode:o}.sock"
-            server = AttachServer(str(path), frozenset(), Counters(), mode)
-            assert stat.S_IMODE(path.stat().st_mode) == mode
-            server.close()
-            server.close()
-            assert not path.exists()
-        with pytest.raises(ConfigError, match="socket mode 666"):
-            AttachServer(str(folder / "x"), frozenset(), Counters(), 0o666)
-    finally:
-        os.umask(umask)
-    assert list(folder.iterdir()) == []
-
-
-def test_a_door_that_a_kill_left_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
-    path = str(folder / "daemon.sock")
-    (folder / "daemon.sock.new").touch()
-    daemon = Child("serve", path)
-    assert daemon.line() == "ok listening"
-    with pytest.raises(ConfigError, match=rf"another daemon \(pid {daemon.process.pid}\) listens at"):
-        AttachServer(path, frozenset(), Counters())
-    os.kill(daemon.process.pid, signal.SIGSTOP)
-    with pytest.raises(ConfigError, match="another daemon"):
-        AttachServer(path, frozenset(), Counters())
-    daemon.kill()
-    assert os.path.exists(path)
-    server = AttachServer(path, frozenset(), Counters())
-    assert sorted(os.listdir(folder)) == ["daemon.sock"]
-    daemon.end()
-    server.close()
-    assert os.listdir(folder) == []
-
-
-def test_of_daemons_that_start_at_once_one_wins(folder: Path) -> None:
-    path = str(folder / "daemon.sock")
-    dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    dead.bind(path)
-    dead.close()
-    daemons = [Child("serve", path) for _ in range(6)]
-    lines = [daemon.line() for daemon in daemons]
-    try:
-        assert lines.count("ok listening") == 1, lines
-        assert sum(line.startswith("ConfigError: another daemon (pid ") for line in lines) == 5, lines
-        winner = daemons[lines.index("ok listening")]
-        assert all(f"(pid {winner.process.pid})" in line for line in lines if line != "ok listening")
-    finally:
-        for daemon in daemons:
-            daemon.end()
-
-
-def test_the_folder_is_locked_while_the_old_socket_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two daemons could both find it dead, and the second would bury the first one's live socket."""
-    monkeypatch.setattr(unix_socket, "LOCK_S", 0.05)
-    server = AttachServer(str(folder / "first.sock"), frozenset(), Counters())
-    held = os.open(folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    with pytest.raises(ConfigError, match="stays locked: another program holds a flock on it"):
-        AttachServer(str(folder / "second.sock"), frozenset(), Counters())
-    server.close()
-    assert os.listdir(folder) == ["first.sock"], "and is left alone while that can't be judged"
-    os.close(held)
-    AttachServer(str(folder / "first.sock"), frozenset(), Counters()).close()
-    assert os.listdir(folder) == []
-
-
-def test_closing_leaves_another_daemons_door_alone(folder: Path) -> None:
-    path = str(folder / "daemon.sock")
-    first = AttachServer(path, frozenset(), Counters())
-    os.unlink(path)  # somebody tidied up
-    second = AttachServer(path, frozenset(), Counters())
-    first.close()
-    assert os.path.exists(path)
-    second.close()
-    assert not os.path.exists(path)
-
-
-def test_a_path_that_can_not_be_used_is_refused_in_one_line(folder: Path) -> None:
-    (folder / "file").touch()
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.bind(str(folder / "stream"))
-    stream.listen()
-    for name, words in (
-        ("file", "is no socket"), ("stream", "another program"), ("no/such", "can't use folder"), ("", "must have 1 to"),
-        ("x" * 120, "choose a shorter one"),
-    ):
-        with pytest.raises(ConfigError, match=words) as raised:
-            AttachServer(str(folder / name) if name else "", frozenset(), Counters())
-        assert "\n" not in str(raised.value)
-    stream.close()
-    assert sorted(os.listdir(folder)) == ["file", "stream"]

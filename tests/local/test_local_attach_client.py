@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from local_child import geometry
-from test_local_attach import Child, descriptors
+from local_rig import Child, descriptors
 
 from pp1q_transport.counters import Counters
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason

@@ -150,6 +150,12 @@ def test_a_view_is_read_only_and_good_until_the_next(rig: Rig) -> None:
     assert bytes(got[1]) == b"first", "what was judged is a private copy"
     rig.daemon.receive()
     assert bytes(got[1]) == b"again"
+    big = Rig(1 << 14)
+    big.client.send(1, bytes(10_000))
+    got = big.daemon.receive()
+    assert got is not None
+    assert got[1].readonly
+    big.close()
 
 
 # -- bells
@@ -171,6 +177,13 @@ def test_several_records_cost_one_bell_and_only_a_sleeper_is_rung(rig: Rig) -> N
     rig.daemon.after_sleep()
     assert not readable(rig.daemon.fileno())
     assert not rig.daemon.prepare_sleep(), "there is something to receive"
+    while rig.daemon.receive():
+        pass
+    assert rig.daemon.prepare_sleep()
+    rig.daemon.after_sleep(False)
+    rig.client.send(1, b"x")
+    rig.client.flush_bell()
+    assert rig.client.bells == 1, "who is awake is not rung"
 
 
 def test_preparing_to_sleep_rings_what_is_owed(rig: Rig) -> None:
@@ -194,6 +207,15 @@ def test_a_sender_without_room_is_woken_by_the_receiver(rig: Rig) -> None:
     assert rig.daemon.send(1, bytes(92))
 
 
+def test_a_record_that_found_room_after_all_is_waited_for_no_more(rig: Rig) -> None:
+    while rig.daemon.send(1, bytes(92)):
+        pass
+    rig.client.receive()
+    assert rig.daemon.send(1, bytes(92))
+    assert rig.daemon.prepare_sleep()
+    assert struct.unpack_from("<I", rig.memory, RING + 192) == (0,)
+
+
 def test_a_sleeper_with_something_to_receive_waits_for_no_room(rig: Rig) -> None:
     while rig.daemon.send(1, bytes(92)):
         pass
@@ -215,6 +237,10 @@ def test_wait_returns_for_a_record(rig: Rig, idle: str) -> None:
     timer.join()
     assert got[0] == 1
     rig.daemon.wait(idle, 0)
+
+
+def test_spinning_never_sleeps(rig: Rig) -> None:
+    rig.daemon.wait("spin", 600 * SECOND_NS)
 
 
 @pytest.mark.parametrize("idle", ("spin-then-block", "block"))
@@ -273,29 +299,33 @@ def scribble(at: int, code: str, *values: int) -> Callable[[bytearray], None]:
     return lambda memory: struct.pack_into("<" + code, memory, at, *values)
 
 
-HOSTILE: tuple[tuple[str, tuple[Callable[[bytearray], None], ...], Reason], ...] = (
-    ("head beyond the ring", (scribble(0, "Q", CAPACITY + 1),), Reason.LENGTH_BOUNDS),
-    ("head of all ones", (scribble(0, "Q", (1 << 64) - 1),), Reason.LENGTH_BOUNDS),
-    ("a header cut short", (scribble(0, "Q", 7),), Reason.LENGTH_BOUNDS),
-    ("length 0", (scribble(256, "IHH", 0, 1, 0), scribble(0, "Q", 8)), Reason.LENGTH_BOUNDS),
-    ("length 7", (scribble(256, "IHH", 7, 1, 0), scribble(0, "Q", 8)), Reason.LENGTH_BOUNDS),
-    ("length beyond the ring", (scribble(256, "IHH", CAPACITY + 1, 1, 0), scribble(0, "Q", CAPACITY)), Reason.LENGTH_BOUNDS),
-    ("length of all ones", (scribble(256, "IHH", 0xFFFFFFFF, 1, 0), scribble(0, "Q", CAPACITY)), Reason.LENGTH_BOUNDS),
-    ("length with the sign bit", (scribble(256, "IHH", 0x80000008, 1, 0), scribble(0, "Q", CAPACITY)), Reason.LENGTH_BOUNDS),
-    ("a body cut short", (scribble(256, "IHH", 100, 1, 0), scribble(0, "Q", 99)), Reason.LENGTH_BOUNDS),
-    ("no body at all", (scribble(256, "IHH", 100, 1, 0), scribble(0, "Q", 8)), Reason.LENGTH_BOUNDS),
-    ("a zero bit set", (scribble(256, "IHH", 8, 1, 1), scribble(0, "Q", 8)), Reason.RESERVED_BITS),
-    ("the last zero bit set", (scribble(256, "IHH", 8, 1, 0x8000), scribble(0, "Q", 8)), Reason.RESERVED_BITS),
+# What was done, how, and the reason and the words it is refused with.
+HOSTILE: tuple[tuple[str, tuple[Callable[[bytearray], None], ...], Reason, str], ...] = (
+    ("head beyond the ring", (scribble(0, "Q", CAPACITY + 1),), Reason.LENGTH_BOUNDS, "index is impossible"),
+    ("head of all ones", (scribble(0, "Q", (1 << 64) - 1),), Reason.LENGTH_BOUNDS, "index is impossible"),
+    ("a header cut short", (scribble(0, "Q", 7),), Reason.LENGTH_BOUNDS, "cut short"),
+    ("length 0", (scribble(256, "IHH", 0, 1, 0), scribble(0, "Q", 8)), Reason.LENGTH_BOUNDS, "claims 0"),
+    ("length 7", (scribble(256, "IHH", 7, 1, 0), scribble(0, "Q", 8)), Reason.LENGTH_BOUNDS, "claims 7"),
+    ("length beyond the ring", (scribble(256, "IHH", CAPACITY + 1, 1, 0), scribble(0, "Q", CAPACITY)),
+     Reason.LENGTH_BOUNDS, "claims 1025"),
+    ("length of all ones", (scribble(256, "IHH", 0xFFFFFFFF, 1, 0), scribble(0, "Q", CAPACITY)),
+     Reason.LENGTH_BOUNDS, "claims 4294967295"),
+    ("length with the sign bit", (scribble(256, "IHH", 0x80000008, 1, 0), scribble(0, "Q", CAPACITY)),
+     Reason.LENGTH_BOUNDS, "claims 2147483656"),
+    ("a body cut short", (scribble(256, "IHH", 100, 1, 0), scribble(0, "Q", 99)), Reason.LENGTH_BOUNDS, "not there as a whole"),
+    ("no body at all", (scribble(256, "IHH", 100, 1, 0), scribble(0, "Q", 8)), Reason.LENGTH_BOUNDS, "not there as a whole"),
+    ("a zero bit set", (scribble(256, "IHH", 8, 1, 1), scribble(0, "Q", 8)), Reason.RESERVED_BITS, "must be zero"),
+    ("the last zero bit set", (scribble(256, "IHH", 8, 1, 0x8000), scribble(0, "Q", 8)), Reason.RESERVED_BITS, "must be zero"),
 )
 
 
-@pytest.mark.parametrize(("name", "acts", "reason"), HOSTILE, ids=[name for name, _, _ in HOSTILE])
+@pytest.mark.parametrize(("name", "acts", "reason", "words"), HOSTILE, ids=[name for name, *_ in HOSTILE])
 def test_a_scribbled_ring_breaks_the_channel_for_good(
-    rig: Rig, name: str, acts: tuple[Callable[[bytearray], None], ...], reason: Reason
+    rig: Rig, name: str, acts: tuple[Callable[[bytearray], None], ...], reason: Reason, words: str
 ) -> None:
     for act in acts:
         act(rig.memory)
-    with pytest.raises(PeerFault) as raised:
+    with pytest.raises(PeerFault, match=words) as raised:
         rig.daemon.receive()
     assert raised.value.reason is reason
     assert rig.daemon.broken is reason
