@@ -11,7 +11,7 @@ from system_rig import ANYWHERE, SMALL, VOCAB, eventually
 
 from pp1q_transport import wire
 from pp1q_transport._native import kernels
-from pp1q_transport.client import Leader, Role, configure
+from pp1q_transport.client import Leader, Role, configure, open_receiver
 from pp1q_transport.counters import Counters
 from pp1q_transport.engine import Engine, EngineConfig, Phase
 from pp1q_transport.errors import ConfigError, ProposalDiscarded, Reason, Refused
@@ -260,3 +260,8 @@ def test_a_place_in_a_group_that_this_build_has(role: Role, size: int, rank: int
     else:
         with pytest.raises(ConfigError):
             EngineConfig(hello=hello)
+
+
+def test_an_embedded_receiver_is_a_group_of_one() -> None:
+    with pytest.raises(ConfigError, match="group_size 2 needs a daemon"):
+        open_receiver(listen=ANYWHERE, **options(group_size=2))
