@@ -12,8 +12,8 @@ What the owner (a daemon) does, all in one thread:
 - while `asking`, asks its target process for the digest of its committed state and hands it to `agree`; holds commits back then
   until `open`; an unequal answer (rank_disagree) asks again, and the owner paces how fast it answers;
 - calls `leave(reason)` when rank 0's own target process is gone: the epoch ends, and `asking` comes back;
-- asks `may_commit` before its target process commits and before it releases; `ReceiverSession.commit` refuses by itself what can't
-  be committed any more; with no session to the leader, `check_commit` does. What is refused goes on target-only;
+- asks `may_commit` before its target process commits and before it releases; `ReceiverSession.commit` refuses by itself
+  what can't be committed any more; with no session to the leader, `check_commit` does. What is refused goes on target-only;
 - expects `ProposalDiscarded(peer_lost)` from `ReceiverSession.step` while the group is not `open`.
 """
 
