@@ -139,7 +139,7 @@ class Ticket:
     def settled(self) -> bool:
         """Whether `wait` would return at once."""
         slot = self._slot
-        return slot.generation != self._generation or slot.state not in (st.GRANTED, st.LANDING)
+        return slot.generation != self._generation or slot.state not in st.LIVE
 
     def wait(self) -> Proposal:
         """Serves the engine until the proposal is ready. The budget of the STEP bounds the wait."""
@@ -388,7 +388,7 @@ class Receiver(Endpoint):
 
     def _keep_outcomes(self, session: ReceiverSession) -> None:
         for slot in session.settled:
-            if slot.state in (st.GRANTED, st.LANDING):
+            if slot.state in st.LIVE:
                 continue  # became ready, was released and granted again since: the ticket is the new proposal's
             ticket = self._tickets.pop(slot.index, None)
             if ticket is not None:
@@ -421,7 +421,7 @@ class Receiver(Endpoint):
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
         for slot in self._table.slots if self._table is not None else ():
-            if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
+            if slot.request == request.request and slot.state in st.LIVE:
                 raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
 
     def close(self) -> None:
