@@ -47,7 +47,8 @@ _WITH_REASON: Final = frozenset({wire.LEAVE, wire.STATUS})
 
 
 class RankGroup:
-    """A group of `size` ranks (2..8) as rank 0 sees it. `news` are rare events for the log: (event, reason, epoch, count)."""
+    """A group of `size` ranks (2..8) as rank 0 sees it. `news` are rare events that the owner logs: (event, reason or
+    None, epoch, rank or number of ranks). Counted in `counters`: epochs_opened, epochs_ended, rank_disagree, generation_stale."""
 
     def __init__(self, size: int, counters: Counters, coordinator: Coordinator | None = None) -> None:
         self.coordinator = coordinator or Coordinator(size)
@@ -55,7 +56,8 @@ class RankGroup:
         self.hubs: dict[int, HubSession] = {}
         self.session: ReceiverSession | None = None
         self.table: SlotTable | None = None
-        self.news: list[tuple[str, Reason, int, int]] = []
+        self.news: list[tuple[str, Reason | None, int, int]] = []
+        self._last_epoch = self.coordinator.epoch
         self._commitable: dict[int, tuple[int, int]] = {}  # request -> (round, epoch) of its latest READY proposal
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
@@ -226,11 +228,15 @@ class RankGroup:
 
     def _announce(self, action: Announce) -> None:
         if action.phase is Phase.OPEN:
+            self.counters.add("epochs_opened")
             if self.table is not None:
                 self.table.floor = max(self.table.floor, self.coordinator.floor)
         else:
             self._commitable.clear()
-        self.news.append(("epoch_" + action.phase.name.lower(), Reason.PEER_LOST, action.epoch, len(self.hubs)))
+        if action.epoch != self._last_epoch:
+            self._last_epoch = action.epoch
+            self.counters.add("epochs_ended")
+        self.news.append(("epoch_" + action.phase.name.lower(), None, action.epoch, 1 + len(self.hubs)))
         for hub in self.hubs.values():
             hub.announce(action)
 
