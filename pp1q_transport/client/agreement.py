@@ -44,7 +44,8 @@ def adopt(requests: Mapping[int, Request], agreed: Mapping[int, Iterable[int]], 
 
 
 def state_digest(requests: Mapping[int, Request]) -> tuple[int, int]:
-    """128 bits (low, high) of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of requests."""
+    """128 bits (low, high) of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of
+    requests."""
     ordered = [requests[number] for number in sorted(requests)]
     packed = b"".join(_STATE.pack(each.request, len(each.tokens), each.prefix_low, each.prefix_high) for each in ordered)
     digest = xxhash.xxh3_128_intdigest(packed)
