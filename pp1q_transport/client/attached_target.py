@@ -7,12 +7,9 @@ through here. This process's requests are the truth about committed tokens: a da
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-
-import xxhash
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -20,6 +17,7 @@ from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..local.attach import Flag, Role
 from ..staging import SlotViews
+from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
 from .attached_ticket import GRACE_NS, RecordTicket
 from .proposal import Proposal, ProposalFacts
@@ -30,10 +28,6 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
-
-AgreeHook = Callable[[int, "dict[int, array[int]]"], "Mapping[int, Iterable[int]]"]
-_STATE: Final = struct.Struct("<QQQQ")
-_M64: Final = (1 << 64) - 1
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -417,34 +411,20 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if not epoch or self._tickets or self._held or self._agree is None:
             return
         self._asked = 0
+        requests = self.requests.requests
         try:
-            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in self.requests.requests.items()})
+            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in requests.items()})
         except PeerFault as fault:
             self.counters.refuse(fault.reason)
             self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
             self._asked = epoch
             self.poll()  # a later epoch may be asked for by now
             return
-        for number, request in self.requests.requests.items():
-            if number not in agreed:
-                raise LocalMisuse(f"the ranks' agreement leaves request {number} out")
-            tokens = self._int32(agreed[number])
-            if tokens != request.tokens:
-                request.rewrite(tokens)
-                self.send(m.CLOSE, number)
-                self.announce(request)
-        low, high = self._state()
-        self.send(m.AGREE, epoch & wire.U32_MAX, len(self.requests.requests), low, high)
+        for request in adopt(requests, agreed, self.limit("vocab_size")):
+            self.send(m.CLOSE, request.request)
+            self.announce(request)
+        self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
         self.ring()
-
-    def _state(self) -> tuple[int, int]:
-        """128 bits of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of requests."""
-        requests = [self.requests.requests[number] for number in sorted(self.requests.requests)]
-        packed = b"".join(
-            _STATE.pack(each.request, len(each.tokens), each.prefix_low, each.prefix_high) for each in requests
-        )
-        digest = xxhash.xxh3_128_intdigest(packed)
-        return digest & _M64, digest >> 64
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

@@ -57,7 +57,7 @@ class SlotTicket:
     def known(self) -> bool:
         """See `proposal.Ticket.known`."""
         slot = self._slot
-        if slot.generation == self._generation and slot.state in (st.GRANTED, st.LANDING):
+        if slot.generation == self._generation and slot.state in st.LIVE:
             return False
         rows = self._rows_up or self._begin_copies()
         return rows is None or self._receiver.copies.settled(rows)
@@ -317,7 +317,7 @@ class Receiver(Endpoint, TargetSide):
 
     def _keep_outcomes(self, session: ReceiverSession) -> None:
         for slot in session.settled:
-            if slot.state in (st.GRANTED, st.LANDING):
+            if slot.state in st.LIVE:
                 continue  # became ready, was released and granted again since: the ticket is the new proposal's
             ticket = self._tickets.pop(slot.index, None)
             if ticket is not None:
@@ -381,7 +381,7 @@ class Receiver(Endpoint, TargetSide):
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
         for slot in self._table.slots if self._table is not None else ():
-            if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
+            if slot.request == request.request and slot.state in st.LIVE:
                 raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
 
     def release_all(self) -> int:
