@@ -45,9 +45,9 @@ AnyReceiver = Receiver | AttachedReceiver
 
 
 @contextmanager
-def daemons() -> Iterator[Deployment]:
-    """A leader daemon and a receiver daemon, without the toy processes."""
-    with Deployment(SHAPE) as deployment:
+def daemons(shape: Shape = SHAPE) -> Iterator[Deployment]:
+    """A leader daemon and the receiver daemons, without the toy processes."""
+    with Deployment(shape) as deployment:
         for name in deployment.daemons:
             deployment.start(name)
         for name in deployment.daemons:
