@@ -7,7 +7,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo test test-fast test-pure bench clean lint
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy wheel check-wheel
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -23,6 +23,9 @@ help:  ## this list
 demo: .venv/.installed  ## set up, then real q over a real socket between two processes
 	$(BIN)/pp1q demo
 
+demo-sidecar: .venv/.installed  ## six processes: daemons beside a draft and two target ranks, and the embedded figures beside theirs
+	$(BIN)/pp1q demo-sidecar
+
 lint: .venv/.test-tools  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -33,14 +36,29 @@ test-fast: lint  ## lint and the tests that take seconds
 test-pure: .venv/.test-tools  ## the session tests again, with the hot modules uncompiled
 	scripts/test-pure.sh
 
+check-deploy:  ## what operators install, each file by the tool of its trade
+	scripts/check-deploy.sh
+
+wheel: .venv/.installed  ## dist/: an sdist, and a manylinux wheel built from it
+	scripts/wheel.sh
+
+check-wheel: .venv/.installed  ## the wheel, used where there is no compiler
+	scripts/check-wheel.sh
+
 test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
+	scripts/check-deploy.sh
+	scripts/check-wheel.sh
 
 bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets
 	$(BIN)/python bench/kernels.py
 	$(BIN)/pp1q-send --loopback --dense --idle spin
 	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
 
+example-c:  ## the C example: a target process without Python, as build/read_slot
+	mkdir -p build
+	$(CC) -O2 -Wall -Wextra -Werror -Iinclude examples/c/read_slot.c -o build/read_slot
+
 clean:  ## remove everything that was built
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find pp1q_transport -name '*.so' -delete

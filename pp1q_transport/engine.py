@@ -13,18 +13,20 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ._native.kernels import monotonic_ns
+from ._native.net import POLLIN
 from .counters import Counters
 from .errors import ConfigError, PeerFault, Reason
-from .forming import Formed, Forming, Said
+from .forming import Formed, Forming, Forms, Said
 from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
+from .session.group import MAX_RANKS
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
 from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Set
 
     from .keys import KeyConfig
     from .links.proving import Joined
@@ -37,6 +39,8 @@ SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
 PUMPS_AFTER_THE_END: Final = 256
 INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
+_BUSY: Final = frozenset({0})
+_FREE: Final[frozenset[int]] = frozenset()
 
 
 # What this build can do of what HELLO can state: two peers may agree on more, but neither would keep its word.
@@ -46,9 +50,7 @@ IMPLEMENTED: Final[dict[str, object]] = {
     "rng_abi": hello_fields.RNG_ABI,
     "precision": "fp32-le",
     "digest": "xxh3-64",
-    "group_size": 1,
     "group_mode": "replicate",
-    "rank": 0,
 }
 
 
@@ -79,6 +81,7 @@ class EngineConfig:
     takes_options: bool = False  # a listener that adopts the proposer's sizes within its own maxima
     wait_for_peer: bool = True  # after a loss: wait for a new session, or raise `PeerFault`
     backoff_seed: int | None = None
+    stubborn: bool = False  # a daemon: what trying again at once can't mend is logged and tried again much later, never raised
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
 
     def __post_init__(self) -> None:
@@ -88,11 +91,25 @@ class EngineConfig:
         if len(self.hello.link_kinds) != 1 or self.link not in KINDS:
             # One kind, which both sides state: nothing falls back to another.
             raise ConfigError(f"link_kinds {self.hello.link_kinds!r}: one engine has one kind of link, {' or '.join(KINDS)}")
+        _judge_group(self.hello)
 
     @property
     def link(self) -> str:
         """The kind of link, as HELLO states it: "tcp" or "shm"."""
         return self.hello.link_kinds[0]
+
+
+def _judge_group(hello: Hello) -> None:
+    """The place in a rank group that this build can take: rank 0 faces the leader, every other rank has its link to rank 0."""
+    if hello.group_size > MAX_RANKS:
+        raise ConfigError(f"group_size {hello.group_size} is not part of this build, which has groups of 1..{MAX_RANKS}")
+    on_a_group_link = hello.role in (Role.COORDINATOR, Role.MEMBER)
+    if on_a_group_link and hello.group_size < 2:
+        raise ConfigError(f"a {hello.role} needs a group_size of 2..{MAX_RANKS}: a group of one has no group link")
+    if hello.role is Role.MEMBER and not 1 <= hello.rank < hello.group_size:
+        raise ConfigError(f"rank {hello.rank} of a member is outside 1..{hello.group_size - 1}")
+    if hello.role is not Role.MEMBER and hello.rank:
+        raise ConfigError(f"a {hello.role} is rank 0, not {hello.rank}: the other ranks are members")
 
 
 class OutboxFilter(Protocol):
@@ -121,10 +138,14 @@ class Engine:
         on_up: Callable[[], None],
         on_down: Callable[[Reason], None],
         counters: Counters | None = None,
+        forming: Forms | None = None,
     ) -> None:
         self.config = config
         self.counters = counters or Counters()
         self.phase = Phase.DOWN
+        self.changed_ns = monotonic_ns()  # when it came up or went down last
+        self.formed = 0
+        self.ended = 0
         self.session: SessionMachine | None = None
         self.link: StreamLink | None = None
         self.agreement: Agreement | None = None
@@ -137,12 +158,13 @@ class Engine:
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._forming_ns = 0
+        self._forming_fds: list[int] = []
         self._settling = False  # the owner hears of a session's end: what it calls from there must not form the next one
         self._ending = False  # somebody wants to close: no further poll or wait begins
         self._inside = threading.RLock()
         self._pid = os.getpid()
         self._wait_for_peer = config.wait_for_peer
-        self._forming = Forming(
+        self._forming: Forms = forming or Forming(
             config.hello,
             config.listen,
             config.connect,
@@ -151,6 +173,7 @@ class Engine:
             config.takes_options,
             config.wait_for_peer,
             config.backoff_seed,
+            config.stubborn,
         )
 
     @property
@@ -215,6 +238,32 @@ class Engine:
         if moved < 0:
             self._down(Reason.from_code(-moved))
 
+    def watch(self) -> list[tuple[int, int]]:
+        """What an owner that waits for several things at once must watch: (descriptor, poll events). Ask again before each
+        sleep, and call `woke` after it."""
+        self._forming_fds = self._forming.descriptors()
+        watched = [(fd, POLLIN) for fd in self._forming_fds]
+        if self.link is not None:
+            watched.extend(self.link.watch())
+        return watched
+
+    def rest(self) -> tuple[object, ...] | None:
+        """Prepares for the owner's sleep, which `woke` must follow. None: there is something to do, don't sleep; else what
+        `watch` depends on: while this stays equal, so does its answer."""
+        link = self.link
+        if link is None:
+            return tuple(self._forming.descriptors())
+        how = link.rest()
+        return None if how < 0 else (link, how, self._forming.descriptors_changed)
+
+    def woke(self, ready: Set[int]) -> None:
+        """The owner's sleep is over, by these descriptors: what the control plane has is looked at in the next `poll`."""
+        link = self.link
+        if link is not None:
+            link.rise(link.fd in ready)
+        if link is None or not ready.isdisjoint(self._forming_fds):
+            self._forming_ns = 0
+
     def flush(self) -> None:
         """Sends what is queued, as far as the kernel takes it now."""
         with self._inside:
@@ -251,7 +300,7 @@ class Engine:
 
     def _poll_forming(self, now_ns: int) -> None:
         try:
-            events = self._forming.poll(now_ns, self.phase is Phase.UP)
+            events = self._forming.poll(now_ns, _BUSY if self.phase is Phase.UP else _FREE)
         except PeerFault:
             # The control plane is over, and with it the session: its slots are settled before anybody hears of it.
             self._pump_rest()
@@ -297,8 +346,10 @@ class Engine:
             outbox = self._filter.outbox
         self.link = KINDS[self.config.link].link(joined, self.session, outbox)
         self.phase = Phase.UP
+        self.changed_ns = monotonic_ns()
         self.parted = False
         self._forming.settled()
+        self.formed += 1
         self.counters.add("sessions")
         self.log.info("session_up", session=terms.session, **self.link.describe())
         try:
@@ -321,7 +372,9 @@ class Engine:
         self._filter = None
         self._filter_due_ns = None
         self.phase = Phase.DOWN
+        self.changed_ns = monotonic_ns()
         self.counters.refuse(reason)
+        self.ended += 1
         self.counters.add("sessions_ended")
         log = self.log.info if goodbye else self.log.warning
         said = Reason.from_code(session.peer_status).value if session.peer_status else None
@@ -389,22 +442,32 @@ class Engine:
 
 
 def terms_of(agreement: Agreement) -> SessionTerms:
-    """The numbers of an agreement that both session machines run by."""
+    """The numbers of an agreement that both session machines run by. On a group link the coordinator, which sends the rows,
+    stands where the leader does on others."""
     ours, theirs = agreement.ours, agreement.theirs
-    leader, receiver = (ours, theirs) if ours.role is Role.LEADER else (theirs, ours)
+    leader, receiver = (ours, theirs) if ours.role.sends_rows else (theirs, ours)
+    return _terms(ours, agreement.session, leader.boot_nonce, receiver.boot_nonce)
+
+
+def terms_ahead(hello: Hello) -> SessionTerms:
+    """The terms of the sessions that a HELLO can form, for its sizes alone: no session, no nonces."""
+    return _terms(hello, 0, 0, 0)
+
+
+def _terms(hello: Hello, session: int, leader_nonce: int, receiver_nonce: int) -> SessionTerms:
     return SessionTerms(
-        session=agreement.session,
-        leader_nonce=leader.boot_nonce,
-        receiver_nonce=receiver.boot_nonce,
-        vocab_size=ours.vocab_size,
-        depth=ours.depth,
-        support=ours.support,
-        max_slots=ours.max_slots,
-        dense="dense" in ours.representations,
-        sparse="sparse" in ours.representations,
-        draw_proof=ours.draw_proof,
-        max_context_tokens=ours.max_context_tokens,
+        session=session,
+        leader_nonce=leader_nonce,
+        receiver_nonce=receiver_nonce,
+        vocab_size=hello.vocab_size,
+        depth=hello.depth,
+        support=hello.support,
+        max_slots=hello.max_slots,
+        dense="dense" in hello.representations,
+        sparse="sparse" in hello.representations,
+        draw_proof=hello.draw_proof,
+        max_context_tokens=hello.max_context_tokens,
     )
 
 
-__all__ = ["Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_of"]
+__all__ = ["Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_ahead", "terms_of"]

@@ -67,6 +67,8 @@ class Reason(str, Enum):
     MALFORMED = "malformed"  # a control message that is not the bounded msgpack map it must be
     INVALID_WEIGHTS = "invalid_weights"  # NaN, +inf, negative (-0.0 too) or no mass in the weights handed to allocate
     REQUEST_MISMATCH = "request_mismatch"  # a row names another request than the slot was granted for
+    CIRCUIT_OPEN = "circuit_open"  # too many proposals in a row were discarded: this STEP was never sent
+    COPY_FAILED = "copy_failed"  # the engine's copy stage could not bring a row to or from its device
 
     @property
     def code(self) -> int:
@@ -131,8 +133,10 @@ class Refused(PeerFault):
 class ProposalDiscarded(Pp1qError):
     """The whole proposal of one request is void on every rank; run target-only from the committed prefix (SPEC section 4)."""
 
-    def __init__(self, reason: Reason, request: int = 0, round: int = 0) -> None:
+    def __init__(self, reason: Reason, request: int = 0, round: int = 0, generation: int = 0) -> None:
         super().__init__(f"{reason} (request {request}, round {round})")
         self.reason = reason
         self.request = request
         self.round = round
+        self.generation = generation
+        """The request_generation under which the round goes on target-only, the same on every rank (0: the request's own)."""

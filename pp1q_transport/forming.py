@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
@@ -21,6 +21,7 @@ from .session.negotiate import (
     Agreement,
     Connector,
     Listener,
+    Role,
     goodbye_message,
     message_kind,
     parse_goodbye,
@@ -29,7 +30,7 @@ from .session.negotiate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
     from .counters import Counters
     from .keys import KeyConfig
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 BACKOFF_FIRST_NS: Final = 20_000_000
 BACKOFF_MOST_NS: Final = 1_000_000_000
+REFUSED_AGAIN_NS: Final = 30_000_000_000  # a peer that refused for what it is may have been set right by then
 PENDING_AT_MOST: Final = 16
 
 
@@ -51,24 +53,63 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message of the session's peer: kind ("report", "options") and body."""
+    """A message of a session's peer: kind ("report", "options") and body, and in which seat it sits."""
 
     kind: str
     body: object
+    seat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """The session's peer left the control plane, with a goodbye or without."""
+    """The peer in a seat left the control plane, with a goodbye or without."""
 
     goodbye: bool
+    seat: int = 0
 
 
 Event = Formed | Said | PeerGone
 
 
+class Forms(Protocol):
+    """How an engine comes to its sessions: a `Forming` of its own, or a `seating.Seat` at one that several engines share."""
+
+    @property
+    def endpoint(self) -> str:
+        """The control endpoint in use."""
+
+    @property
+    def descriptors_changed(self) -> tuple[int, int]:
+        """Differs whenever `descriptors` does."""
+
+    def descriptors(self) -> list[int]:
+        """What to watch."""
+
+    def poll(self, now_ns: int, busy: Set[int]) -> list[Event]:
+        """See `Forming.poll`."""
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `Forming.wait`."""
+
+    def say(self, kind: str, body: Mapping[str, object]) -> None:
+        """See `Forming.say`."""
+
+    def goodbye(self) -> None:
+        """See `Forming.goodbye`."""
+
+    def back_off(self, now_ns: int) -> None:
+        """See `Forming.back_off`."""
+
+    def settled(self) -> None:
+        """See `Forming.settled`."""
+
+    def close(self) -> None:
+        """See `Forming.close`."""
+
+
 class Forming:
-    """Forms one session at a time, listening (`listen`) or connecting (`connect`). For one thread."""
+    """Forms sessions, listening (`listen`) or connecting (`connect`): one at a time, or, listening as the coordinator of a rank
+    group, one for each member's rank (its seat). For one thread."""
 
     def __init__(
         self,
@@ -80,6 +121,7 @@ class Forming:
         takes_options: bool,
         persistent: bool,
         backoff_seed: int | None,
+        stubborn: bool = False,
     ) -> None:
         if (listen is None) == (connect is None):
             raise ConfigError("give exactly one of listen and connect")
@@ -88,10 +130,13 @@ class Forming:
         self._keys = keys
         self._connect_to = connect
         self._persistent = persistent
+        self._stubborn = stubborn
         self._log = logger(role=hello.role.value)
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
-        self._peer: bytes = b""
-        self._gone: bytes = b""
+        # Who has which seat, also after its session; a connector has the listener in its only one.
+        self._peers: dict[int, bytes] = {} if connect is None else {0: b""}
+        self._gone: set[int] = set()
+        self._seated = hello.role is Role.COORDINATOR
         self._connector: Connector | None = None
         self._kind = KINDS[hello.link_kinds[0]]
         self._dialer: ProvingDialer[Joined] | None = None
@@ -129,9 +174,9 @@ class Forming:
 
     # ---- what the engine asks for -------------------------------------------------------------------------------
 
-    def poll(self, now_ns: int, busy: bool) -> list[Event]:
-        """One pass without sleeping. `busy`: a session runs, so no other may form. Raises `Refused` when trying again can't
-        help, and any `PeerFault` of an attempt when not persistent."""
+    def poll(self, now_ns: int, busy: Set[int]) -> list[Event]:
+        """One pass without sleeping. `busy`: seats whose session runs, so that no other may form there (0 where nobody has a
+        rank). Raises `Refused` when trying again can't help, and any `PeerFault` of an attempt when not persistent."""
         events: list[Event] = []
         for peer, message in self._receive(now_ns, busy, events):
             try:
@@ -163,13 +208,27 @@ class Forming:
             other = self._port.fileno()
         wait_io(self._control.fileno(), POLLIN, other, POLLIN, timeout_ns)
 
-    def say(self, kind: str, body: Mapping[str, object]) -> None:
-        """Sends a "report" or "options" message to the session's peer."""
-        self._control.send(self._peer, {"kind": kind, "body": dict(body)})
+    @property
+    def descriptors_changed(self) -> tuple[int, int]:
+        """Differs whenever `descriptors` does: which control connection and which forming link there are."""
+        return id(self._control), id(self._dialer)
 
-    def goodbye(self) -> None:
-        """Tells the session's peer that this is an orderly end."""
-        self._control.send(self._peer, goodbye_message(Reason.CANCELLED))
+    def descriptors(self) -> list[int]:
+        """The file descriptors of the control plane and of a forming link: readable when `poll` has something to do."""
+        waiting = [self._control.fileno()]
+        if self._dialer is not None:
+            waiting.append(self._dialer.fileno())
+        if self._port is not None:
+            waiting.append(self._port.fileno())
+        return waiting
+
+    def say(self, kind: str, body: Mapping[str, object], seat: int = 0) -> None:
+        """Sends a "report" or "options" message to the peer in a seat."""
+        self._control.send(self._peers.get(seat, b""), {"kind": kind, "body": dict(body)})
+
+    def goodbye(self, seat: int = 0) -> None:
+        """Tells the peer in a seat that this is an orderly end."""
+        self._control.send(self._peers.get(seat, b""), goodbye_message(Reason.CANCELLED))
 
     def back_off(self, now_ns: int) -> None:
         """The next attempt waits, each time longer, with jitter: restarts don't come in step."""
@@ -192,24 +251,27 @@ class Forming:
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
-    def _receive(self, now_ns: int, busy: bool, events: list[Event]) -> list[tuple[bytes, dict[str, object]]]:
-        """Messages of the control plane; notices when the session's peer, or a connector's listener, is gone from it."""
+    def _receive(self, now_ns: int, busy: Set[int], events: list[Event]) -> list[tuple[bytes, dict[str, object]]]:
+        """Messages of the control plane; notices when a session's peer, or a connector's listener, is gone from it."""
         try:
             messages = self._control.receive()
         except PeerFault as fault:
-            if busy:
-                events.append(PeerGone(goodbye=False))
+            events.extend(PeerGone(goodbye=False, seat=seat) for seat in busy)
             self._failed(fault, now_ns)
             return []
-        if isinstance(self._control, ControlListener) and self._peer in self._control.lost():
-            self._gone = self._peer
+        if isinstance(self._control, ControlListener):
+            lost = self._control.lost()
+            if lost:
+                self._gone.update(seat for seat, peer in self._peers.items() if peer in lost)
         if self._gone and not messages:
-            if busy and self._gone == self._peer:
-                events.append(PeerGone(goodbye=False))
-            self._gone = b""
+            events.extend(PeerGone(goodbye=False, seat=seat) for seat in self._gone if seat in busy)
+            self._gone.clear()
         return messages
 
-    def _handle(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool, events: list[Event]) -> None:
+    def _seat_of(self, peer: bytes) -> int | None:
+        return next((seat for seat, holder in self._peers.items() if holder == peer), None)
+
+    def _handle(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: Set[int], events: list[Event]) -> None:
         kind = message.get("kind")
         if self._port is not None and kind == "refuse":
             self._log.info("refused_by_peer", detail=parse_refuse(message).detail)
@@ -223,19 +285,21 @@ class Forming:
             self._dialer = self._kind.dial(self._agreement, now_ns, host)
         else:
             kind = message_kind(message)
-            if kind == "keepalive" or (kind == "goodbye" and not busy):
+            seat = self._seat_of(peer)
+            here = seat is not None and seat in busy
+            if kind == "keepalive" or (kind == "goodbye" and not here):
                 return  # the link of a peer that left said so already
-            if peer != self._peer or not busy:
+            if seat is None or not here:
                 raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")
             if kind == "goodbye":
                 self._log.info("goodbye", reason=parse_goodbye(message).value)
-                events.append(PeerGone(goodbye=True))
+                events.append(PeerGone(goodbye=True, seat=seat))
             else:
-                events.append(Said(kind, message.get("body")))
+                events.append(Said(kind, message.get("body"), seat))
 
-    def _answer_hello(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: bool) -> None:
+    def _answer_hello(self, peer: bytes, message: Mapping[str, object], now_ns: int, busy: Set[int]) -> None:
         answer, result = self._listener.receive(message, now_ns)
-        if busy and isinstance(result, Agreement):
+        if isinstance(result, Agreement) and self.seat_for(result) in busy:
             # Only one that would have been welcome is told to come again; another version or identity never will be.
             result = Refused(Reason.OVERLOAD, "session", "one peer at a time, and it is here", "a further HELLO")
             answer = refuse_message(result)
@@ -256,6 +320,10 @@ class Forming:
             self.back_off(now_ns)
             return
         self._control.send(peer, refuse_message(refusal))
+        if self._stubborn:
+            self._log.error("refused", reason=refusal.reason.value, detail=refusal.detail, again_s=REFUSED_AGAIN_NS // 10**9)
+            self._retry_ns = now_ns + int(REFUSED_AGAIN_NS * self._random.uniform(0.5, 1.5))
+            return
         raise refusal
 
     # ---- the listener's links -----------------------------------------------------------------------------------
@@ -270,15 +338,21 @@ class Forming:
             del self._pending[session]
             self.counters.add("links_never_proven")
 
-    def _proven(self, joined: Joined, agreement: Agreement, busy: bool, events: list[Event]) -> None:
+    def seat_for(self, agreement: Agreement) -> int:
+        """The seat of a session: the rank of a group's member; 0 where nobody has one."""
+        return agreement.theirs.rank if self._seated else 0
+
+    def _proven(self, joined: Joined, agreement: Agreement, busy: Set[int], events: list[Event]) -> None:
         """A proof came. One joins one link: a copy of it, found in the same look at the port, is cut off."""
         entry = self._pending.pop(agreement.session, None)
-        if entry is None or busy or any(isinstance(event, Formed) for event in events):
+        seat = self.seat_for(agreement)
+        formed = {self.seat_for(event.agreement) for event in events if isinstance(event, Formed)}
+        if entry is None or seat in busy or seat in formed:
             joined.close()
             self.counters.add("links_cut_off")
             self.counters.refuse(Reason.SESSION_MISMATCH if entry is None else Reason.OVERLOAD)
             return
-        self._peer = entry[0]
+        self._peers[seat] = entry[0]
         events.append(Formed(joined, agreement))
 
     # ---- the connector's attempts -------------------------------------------------------------------------------
@@ -311,7 +385,7 @@ class Forming:
         log = self._log.debug if fault.reason is self._complained else self._log.warning
         log("no_session", reason=fault.reason.value, detail=fault.detail, endpoint=self.endpoint)
         self._complained = fault.reason
-        if not self._persistent or fault.reason is Reason.AUTH_FAILED:
+        if not self._persistent or (fault.reason is Reason.AUTH_FAILED and not self._stubborn):
             raise fault
         self._control.close()
         self._control = self._dial_control()

@@ -6,19 +6,25 @@ nothing by itself (the descriptor is there for a daemon to pass on). A kill -9 l
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, LocalMisuse, PeerFault, Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from .session.slots import SlotGeometry
+
+_SEAL_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEAL_FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE (Linux 5.1), which `fcntl` does not name
 
 
 class Region:
@@ -34,6 +40,8 @@ class Region:
                 f"slot memory of {size / 1e6:.0f} MB is wanted, {available / 1e6:.0f} MB are available: lower slots or depth"
             )
         self.size = size
+        self.at_close: list[Callable[[], None]] = []
+        """Called by `close`, once: what was done to this memory elsewhere (registered with a device) is undone."""
         started = time.monotonic_ns()
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -47,11 +55,61 @@ class Region:
         self.memory = memoryview(self.map)
         self.prefault_ms = (time.monotonic_ns() - started) / 1e6
 
+    @classmethod
+    def attach(cls, fd: int, size: int, writable: bool) -> Region:
+        """Maps a region that another process made and passed on; takes `fd` over, also when it raises.
+
+        Believes nothing: raises `PeerFault` (`limits_mismatch`) unless `fd` is a memfd of exactly `size` bytes whose size is
+        sealed, since touching a page that was cut off afterwards would kill this process. Not `writable`: the map and its
+        views are read-only.
+        """
+        region = cls.__new__(cls)
+        region.at_close = []
+        started = time.monotonic_ns()
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            actual = os.fstat(fd).st_size
+            if actual != size or size < 1 or seals & _SEAL_SIZE != _SEAL_SIZE:
+                raise PeerFault(
+                    Reason.LIMITS_MISMATCH, f"a region of {actual} bytes with seals {seals:#x}, not of {size} with a sealed size"
+                )
+            prot = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+            region.map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), prot=prot)
+        except OSError as error:
+            raise PeerFault(Reason.LIMITS_MISMATCH, f"a region of {size} bytes can't be mapped: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        region.size = size
+        region.fd = -1
+        region.array = np.frombuffer(region.map, dtype=np.uint8)
+        region.memory = memoryview(region.map)
+        region.prefault_ms = (time.monotonic_ns() - started) / 1e6
+        return region
+
+    def seal_for_readers(self) -> None:
+        """From now on whoever gets the descriptor can read only, and nobody can change the size. This map stays writable."""
+        _seal(self.fd, _SEAL_SIZE | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+
+    def seal_size(self) -> None:
+        """From now on nobody can change the size; whoever gets the descriptor can write."""
+        _seal(self.fd, _SEAL_SIZE | fcntl.F_SEAL_SEAL)
+
     def close(self) -> None:
         """Closes the descriptor; the mapping lives until the last view of it is gone."""
+        while self.at_close:
+            self.at_close.pop()()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _seal(fd: int, seals: int) -> None:
+    """Adds seals to a memfd; once more is no error. Raises `LocalMisuse` for a descriptor that can't have them."""
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) != seals:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except (OSError, ValueError) as error:
+        raise LocalMisuse(f"can't seal descriptor {fd}: {error}") from error
 
 
 def available_bytes() -> int:

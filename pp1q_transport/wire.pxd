@@ -39,6 +39,8 @@ cdef class Header:
     cdef public uint32_t positions, status
     cdef public uint64_t seed
     cdef public uint32_t token_count, max_position, accepted, source, subject
+    cdef public uint32_t epoch, owner, floor, phase
+    cdef public uint64_t state_low, state_high
     cdef uint8_t[::1] _scratch
 
     cpdef void clear(self)
@@ -47,6 +49,8 @@ cdef class Header:
     cdef int _stray_fields(self) except -1
     @cython.locals(kind=uint32_t, a0=uint64_t, a1=uint64_t, a2=uint64_t, a3=uint64_t, a4=uint64_t, a5=uint64_t)
     cdef int _decode_args(self, const uint8_t[::1] buf, Py_ssize_t offset) except -1
+    @cython.locals(kind=uint32_t, stray=uint64_t)
+    cdef int _decode_group(self, uint64_t a0, uint64_t a1, uint64_t a2, uint64_t a3, uint64_t a4, uint64_t a5) except -1
     @cython.locals(low=uint32_t)
     cdef void _set_token(self, uint64_t a0)
     cpdef void encode(self, uint8_t[::1] buf, Py_ssize_t offset)

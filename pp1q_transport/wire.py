@@ -34,24 +34,23 @@ CANCEL: Final = 8
 TOKEN: Final = 9
 STATUS: Final = 10
 PROOF: Final = 11
+# Those of a group link, between rank 0 of a group of receivers and a member.
+GRANT: Final = 12
+VOTE: Final = 13
+DECIDE: Final = 14
+RELEASED: Final = 15
+EPOCH: Final = 16
+AGREE: Final = 17
+LEAVE: Final = 18
 
-KIND_NAMES: Final = {
-    OPEN: "OPEN",
-    CLOSE: "CLOSE",
-    STEP: "STEP",
-    REPLY: "REPLY",
-    COMPLETION: "COMPLETION",
-    COMMIT: "COMMIT",
-    RESET: "RESET",
-    CANCEL: "CANCEL",
-    TOKEN: "TOKEN",
-    STATUS: "STATUS",
-    PROOF: "PROOF",
-}
+_NAMES = "OPEN CLOSE STEP REPLY COMPLETION COMMIT RESET CANCEL TOKEN STATUS PROOF GRANT VOTE DECIDE RELEASED EPOCH AGREE LEAVE"
+KIND_NAMES: Final[dict[int, str]] = dict(enumerate(_NAMES.split(), 1))
 
 DENSE: Final = 1
 SPARSE: Final = 2
 REPRESENTATION_NAMES: Final = {DENSE: "dense", SPARSE: "sparse"}
+
+OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank (group mode "replicate")
 
 VERIFIED: Final = 1
 TARGET_ONLY: Final = 2
@@ -80,8 +79,11 @@ ALLOWED_FIELDS: Final = {
     TOKEN: _F_PLACE,
     STATUS: _F_PLACE,
     PROOF: _F_SHARD | _F_PAYLOAD,
+    GRANT: _F_REQUEST | _F_SLOT | _F_ROUND | _F_POSITION | _F_DEPTH | _F_REPRESENTATION,
+    **dict.fromkeys((VOTE, DECIDE, RELEASED), _F_SLOT),
+    **dict.fromkeys((EPOCH, AGREE, LEAVE), 0),
 }
-_ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(12)]
+_ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(19)]
 
 # Typed in wire.pxd: a literal beyond 31 bits would make the compiled build compute with Python integers.
 _M32: Final = 0xFFFFFFFF
@@ -180,6 +182,12 @@ class Header:
         self.accepted: int = 0
         self.source: int = 0
         self.subject: int = 0
+        self.epoch: int = 0
+        self.owner: int = 0
+        self.state_low: int = 0
+        self.state_high: int = 0
+        self.floor: int = 0
+        self.phase: int = 0
         self._scratch: Memory = bytearray(48)
 
     def clear(self) -> None:
@@ -206,18 +214,13 @@ class Header:
         """
         if offset < 0 or offset + 128 > len(buf):
             raise ValueError("no 128 bytes there to decode a header from")
-        if (
-            buf[offset] != 0x50
-            or buf[offset + 1] != 0x50
-            or buf[offset + 2] != 0x31
-            or buf[offset + 3] != 0x51
-        ):
+        if buf[offset] != 0x50 or buf[offset + 1] != 0x50 or buf[offset + 2] != 0x31 or buf[offset + 3] != 0x51:
             return _BAD_MAGIC
         self.version = buf[offset + 4]
         if self.version != 2:
             return _BAD_VERSION
         self.kind = buf[offset + 5]
-        if self.kind < 1 or self.kind > 11:
+        if self.kind < 1 or self.kind > 18:
             return _UNKNOWN_KIND
         self.header_digest = _u64(buf, offset + 120)
         if xxh3_64(buf, offset, 120, 0) != self.header_digest:
@@ -318,10 +321,38 @@ class Header:
             self._set_token(a0)
             self.context = a1
             return 1 if a2 | a3 | a4 | a5 else 0
+        if kind > 11:
+            return self._decode_group(a0, a1, a2, a3, a4, a5)
         # CLOSE, RESET, CANCEL, STATUS: subject and status; PROOF: role in subject
         self.subject = a3 & _M32
         self.status = (a3 >> 32) & 0xFFFF
         return 1 if a0 | a1 | a2 | (a3 >> 48) | a4 | a5 else 0
+
+    def _decode_group(self, a0: int, a1: int, a2: int, a3: int, a4: int, a5: int) -> int:
+        """The unions of the kinds of a group link, as `_decode_args`."""
+        kind = self.kind
+        if kind == 12:  # GRANT
+            self.seed = a0
+            self.context = a1
+            self.target_context = a2
+            self.trace_id = a3
+            self.support_policy = a4 & _M32
+            self.budget_us = a4 >> 32
+            self.epoch = a5 & _M32
+            self.owner = a5 >> 32
+            return 0
+        self.epoch = a2 & _M32
+        if kind == 17:  # AGREE
+            self.state_low = a0
+            self.state_high = a1
+            self.floor = a2 >> 32
+            return 1 if a3 | a4 | a5 else 0
+        stray = a0 | a1 | (a2 >> 32) | a4 | a5
+        if kind == 16:  # EPOCH
+            self.phase = a3 & _M32
+            return 1 if stray | (a3 >> 32) else 0
+        self.status = (a3 >> 32) & 0xFFFF  # VOTE, DECIDE, RELEASED, LEAVE
+        return 1 if stray | (a3 & _M32) | (a3 >> 48) else 0
 
     def _set_token(self, a0: int) -> None:
         low = a0 & _M32
@@ -360,12 +391,7 @@ class Header:
 
     def _encode_args(self, buf: Memory, offset: int) -> None:
         kind = self.kind
-        a0 = 0
-        a1 = 0
-        a2 = 0
-        a3 = 0
-        a4 = 0
-        a5 = 0
+        a0 = a1 = a2 = a3 = a4 = a5 = 0
         if kind == 4:
             a0 = self._token_bits()
             a1 = self.context
@@ -396,6 +422,23 @@ class Header:
         elif kind == 9:
             a0 = self._token_bits()
             a1 = self.context
+        elif kind == 12:
+            a0 = self.seed
+            a1 = self.context
+            a2 = self.target_context
+            a3 = self.trace_id
+            a4 = _pair(self.support_policy, self.budget_us)
+            a5 = _pair(self.epoch, self.owner)
+        elif kind == 17:
+            a0 = self.state_low
+            a1 = self.state_high
+            a2 = _pair(self.epoch, self.floor)
+        elif kind == 16:
+            a2 = self.epoch
+            a3 = self.phase
+        elif kind > 12:
+            a2 = self.epoch
+            a3 = _pair(0, self.status)
         else:
             a3 = _pair(self.subject, self.status)
         _put64(buf, offset + 64, a0)

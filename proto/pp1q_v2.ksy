@@ -99,6 +99,13 @@ types:
             'kind::token': token_arguments
             'kind::status': notice_arguments
             'kind::proof': notice_arguments
+            'kind::grant': grant_arguments
+            'kind::vote': ballot_arguments
+            'kind::decide': ballot_arguments
+            'kind::released': ballot_arguments
+            'kind::epoch': epoch_arguments
+            'kind::agree': agree_arguments
+            'kind::leave': ballot_arguments
       - id: payload_digest
         type: u8
         doc: XXH3-64 of the payload, seeded with the frame's identity; 0 for a kind without payload.
@@ -225,13 +232,82 @@ types:
         contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
       - id: subject
         type: u4
-        doc: The kind a notice is about (0 for the link); in a PROOF the role, 1 leader, 2 receiver; 0 in a CLOSE.
+        doc: The kind a notice is about (0 for the link); in a PROOF the role, 1 leader, 2 receiver, 3 coordinator, 4 member; 0 in a CLOSE.
       - id: status
         type: u2
         enum: reason
         doc: The reason a notice gives; 0 in CLOSE and PROOF.
       - id: reserved_arguments
         contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+
+  grant_arguments:
+    doc: Of a group link. What a member needs to judge the rows of one proposal by itself.
+    seq:
+      - id: seed
+        type: u8
+        doc: The request seed, for the draw proof.
+      - id: context
+        type: u8
+        doc: Context digest of the STEP.
+      - id: target_context
+        type: u8
+      - id: trace_id
+        type: u8
+      - id: support_policy
+        type: u4
+      - id: budget_us
+        type: u4
+        doc: The STEP's whole budget; rank 0's clock decides, no member's.
+      - id: epoch
+        type: u4
+      - id: owner
+        type: u4
+        doc: The rank that the rows go to; 0xffffffff for every rank.
+
+  ballot_arguments:
+    doc: VOTE, DECIDE, RELEASED and LEAVE.
+    seq:
+      - id: reserved_first
+        contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+      - id: epoch
+        type: u4
+      - id: reserved_middle
+        contents: [0, 0, 0, 0, 0, 0, 0, 0]
+      - id: status
+        type: u2
+        enum: reason
+        doc: 0 is ready in a VOTE and a DECIDE; 0 in a RELEASED; a reason in a LEAVE.
+      - id: reserved_arguments
+        contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+
+  epoch_arguments:
+    seq:
+      - id: reserved_first
+        contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+      - id: epoch
+        type: u4
+      - id: reserved_middle
+        contents: [0, 0, 0, 0]
+      - id: phase
+        type: u4
+        enum: phase
+      - id: reserved_arguments
+        contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+
+  agree_arguments:
+    seq:
+      - id: state_low
+        type: u8
+      - id: state_high
+        type: u8
+        doc: Together the 128-bit digest of the rank's committed state.
+      - id: epoch
+        type: u4
+      - id: floor
+        type: u4
+        doc: The highest slot_generation that the rank has seen.
+      - id: reserved_arguments
+        contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 
   reply_payload:
     doc: Dense, q of every token and zero padding up to a multiple of 64 bytes; sparse, q of every entry, then their IDs.
@@ -276,6 +352,17 @@ enums:
     9: token
     10: status
     11: proof
+    12: grant
+    13: vote
+    14: decide
+    15: released
+    16: epoch
+    17: agree
+    18: leave
+  phase:
+    1: gathering
+    2: asking
+    3: open
   representation:
     0: none
     1: dense
@@ -337,3 +424,5 @@ enums:
     50: malformed
     51: invalid_weights
     52: request_mismatch
+    53: circuit_open
+    54: copy_failed

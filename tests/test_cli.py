@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -25,10 +29,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_command_but_hidden_ones() -> None:
     shown = CliRunner().invoke(main, ["--help"]).output
     for name in COMMANDS:
-        assert (f"\n  {name} " in shown) is (name != "demo-draft")
+        assert (f"\n  {name} " in shown) is (name not in ("demo-draft", "demo-target"))
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo-draft"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo-draft", "demo-target"}))
 def test_every_command_has_help_with_an_example(name: str) -> None:
     done = CliRunner().invoke(main, [name, "--help"])
     assert done.exit_code == 0
@@ -68,7 +72,8 @@ def test_doctor_passes_here() -> None:
     report = json.loads(done.stdout)
     assert report["fit"] is (done.returncode == 0)
     checks = {finding["check"]: finding["verdict"] for finding in report["findings"]}
-    assert {"python", "kernels", "slot memory", "cores", "descriptors", "socket buffers", "loopback", "curve"} <= set(checks)
+    wanted = {"python", "kernels", "slot memory", "memory lock", "cores", "descriptors", "socket buffers", "loopback", "curve"}
+    assert wanted <= set(checks)
     assert checks["kernels"] != "FAIL"
     assert checks["listen"] == "PASS"
 
@@ -91,6 +96,69 @@ def test_doctor_names_a_taken_port_and_warns_beyond_loopback() -> None:
     assert done.returncode == 1
     assert "FAIL  listen" in done.stdout
     assert "WARN  listen" in run("doctor", "--listen", "tcp://0.0.0.0:7801").stdout
+
+
+@pytest.mark.parametrize(
+    ("slots", "verdict", "said"),
+    (
+        ("3", "PASS", "0.0 MB locked and let go, limit 0.1 MB"),
+        ("4", "WARN", "RLIMIT_MEMLOCK is 65536 bytes, 65792 are needed"),
+        ("400", "WARN", "LimitMEMLOCK=infinity"),
+    ),
+)
+def test_doctor_really_locks_and_says_what_to_set_when_it_can_not(slots: str, verdict: str, said: str) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
+
+    # Root may lock beyond its limit; without that capability it is like anybody.
+    plain = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"] if os.geteuid() == 0 else []
+    doctor = [*plain, sys.executable, "-m", "pp1q_transport.cli", "doctor", "--json", "--vocab", "4096", "--depth", "1"]
+    done = subprocess.run(
+        [*doctor, "--slots", slots], capture_output=True, text=True, timeout=50, check=False, preexec_fn=limited
+    )
+    report = json.loads(done.stdout)
+    lock = next(finding for finding in report["findings"] if finding["check"] == "memory lock")
+    assert lock["verdict"] == verdict
+    assert said in lock["detail"]
+    assert report["fit"] is (done.returncode == 0)
+
+
+CONFIGURATION = """
+[daemon]
+role = "leader"
+socket = "/run/pp1q/leader.sock"
+[session]
+vocab_size = 1000
+depth = 3
+batch_requests = 2
+batches_in_flight = 1
+representations = ["sparse"]
+[[peer]]
+name = "a"
+connect = "tcp://127.0.0.1:7801"
+[[peer]]
+name = "b"
+connect = "tcp://127.0.0.1:7802"
+"""
+
+
+def test_doctor_takes_its_sizes_from_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "leader.toml"
+    file.write_text(CONFIGURATION)
+    done = run("doctor", "--config", str(file))
+    assert "MB for 4 slots" in done.stdout  # two requests for each of two targets
+    refused = run("doctor", "--config", str(file), "--slots", "8")
+    assert refused.returncode == 2
+    assert "leave out --slots" in refused.stderr
+    file.write_text(CONFIGURATION.replace("depth = 3", "depth = 300"))
+    unfit = run("doctor", "--config", str(file))
+    assert unfit.returncode == 2
+    assert "[session] depth" in unfit.stderr
+
+
+def test_doctor_speaks_of_rdma_only_when_asked() -> None:
+    assert "rdma" not in run("doctor", "--vocab", "512").stdout
+    assert re.search(r"^NOTE  rdma ", run("doctor", "--vocab", "512", "--rdma").stdout, re.M)
 
 
 def test_logs_are_json_when_not_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_the_identity_map_s_hash_is_pinned() -> None:
 # --- every field -----------------------------------------------------------------------------------------------------
 
 # What the receiver states instead, so that exactly this field fails its rule. For OVERLAP a disjoint value, for DIFFER
-# the leader's own, for RANK one beyond the group.
+# the leader's own, for PARTNER no partner, for RANK one beyond the group.
 WRONG: dict[str, object] = {
     "wire_version": 3,
     "role": Role.LEADER,
@@ -173,6 +173,38 @@ def test_ranks_and_link_kinds_need_not_be_equal() -> None:
     check(replace(LEADER, link_kinds=("tcp", "shm")), replace(RECEIVER, link_kinds=("shm", "rdma")))
     with pytest.raises(Refused, match="rank"):
         check(replace(LEADER, group_size=4, rank=1), replace(RECEIVER, group_size=4))
+
+
+ROLES_THAT_MEET = {("leader", "receiver"), ("receiver", "leader"), ("coordinator", "member"), ("member", "coordinator")}
+
+
+@pytest.mark.parametrize("ours", Role)
+@pytest.mark.parametrize("theirs", Role)
+def test_only_partners_meet(ours: Role, theirs: Role) -> None:
+    ranks = {role: 1 if role is Role.MEMBER else 0 for role in Role}
+    mine = replace(LEADER, role=ours, group_size=2, rank=ranks[ours])
+    other = replace(RECEIVER, role=theirs, group_size=2, rank=ranks[theirs])
+    if (ours.value, theirs.value) in ROLES_THAT_MEET:
+        check(mine, other)
+        assert (ours.partner, theirs.partner) == (theirs, ours)
+        assert ours.sends_rows is not theirs.sends_rows
+    else:
+        with pytest.raises(Refused, match="role") as caught:
+            check(mine, other)
+        assert caught.value.reason is Reason.SEMANTIC_MISMATCH
+
+
+@pytest.mark.parametrize(("rank", "size", "fits"), ((0, 2, False), (1, 2, True), (2, 2, False), (7, 8, True), (0, 1, False)))
+def test_a_member_is_no_rank_0_and_below_its_group_s_size(rank: int, size: int, fits: bool) -> None:
+    coordinator = replace(LEADER, role=Role.COORDINATOR, group_size=size)
+    member = replace(RECEIVER, role=Role.MEMBER, group_size=size, rank=rank)
+    if fits:
+        check(coordinator, member)
+    else:
+        with pytest.raises(Refused, match="rank"):
+            check(member, coordinator)
+    with pytest.raises(Refused, match="rank"):
+        check(replace(coordinator, rank=1), member)
 
 
 def test_every_rule_is_used() -> None:

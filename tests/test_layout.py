@@ -23,9 +23,9 @@ FLOORS: dict[int, tuple[str, ...]] = {
     2: ("rng", "dyadic", "verify"),
     3: ("wire",),
     4: ("session",),
-    5: ("logs", "staging", "links", "endpoints", "keys", "control_codec", "control_peers", "control"),
-    6: ("engine", "forming"),
-    7: ("client",),
+    5: ("logs", "staging", "links", "local", "endpoints", "keys", "control_codec", "control_peers", "control"),
+    6: ("engine", "forming", "seating"),
+    7: ("client", "daemon"),
     8: ("toy", "qualify"),
     9: ("cli",),
 }

@@ -89,6 +89,27 @@ static inline int64_t pp1q_ring_ready(struct pp1q_ring *ring, uint64_t wanted)
     return !ring->broken && ready >= wanted ? (int64_t)ready : pp1q_ring_readable(ring);
 }
 
+static inline void pp1q_ring_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory"); /* about as long as x86's pause; yield does nothing on most cores */
+#endif
+}
+
+/* As pp1q_ring_readable, but looks up to `looks` times while there is nothing. */
+static inline int64_t pp1q_ring_poll(struct pp1q_ring *ring, uint64_t looks)
+{
+    int64_t ready = pp1q_ring_readable(ring);
+
+    while (ready == 0 && looks-- > 1) {
+        pp1q_ring_relax();
+        ready = pp1q_ring_readable(ring);
+    }
+    return ready;
+}
+
 /* Copies into the ring at `index` without publishing it; the caller knows that there is room. */
 static inline void pp1q_ring_put(struct pp1q_ring *ring, uint64_t index, const uint8_t *from, uint64_t length)
 {

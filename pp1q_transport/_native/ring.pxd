@@ -30,6 +30,11 @@ cdef class Ring:
     cpdef bint wake_needed(self) except? -1
     cpdef Py_ssize_t read_into(self, uint8_t[::1] target, Py_ssize_t offset, Py_ssize_t length) except? -4096
     cpdef Py_ssize_t readable(self) except? -4096
+    cpdef Py_ssize_t poll(self, Py_ssize_t looks) except? -4096
     cpdef bint sleep(self) except? -1
     cpdef int awake(self) except -1
     cpdef bint space_needed(self) except? -1
+
+
+cpdef int ring_bell(int fd) noexcept
+cpdef int drain_bell(int fd) noexcept

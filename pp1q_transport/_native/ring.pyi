@@ -52,6 +52,8 @@ class Ring:
         """Moves up to `length` bytes to `target[offset:]`: bytes moved, 0 when empty, -1 broken."""
     def readable(self) -> int:
         """Bytes to read now; -1 broken."""
+    def poll(self, looks: int) -> int:
+        """As `readable`, after up to `looks` looks (some 10 to 50 ns each) while there is nothing. Releases the GIL."""
     def sleep(self) -> bool:
         """Announces sleep; True when the ring is still empty: now it is safe to wait for the doorbell.
 
@@ -61,3 +63,15 @@ class Ring:
         """Takes back what `sleep` announced."""
     def space_needed(self) -> bool:
         """After reading: True when the producer waits for room, so its doorbell must be rung. Says so once a wait."""
+
+def ring_bell(fd: int) -> int:
+    """Rings a doorbell whose other end sleeps on it: 0 or -errno.
+
+    `fd` is an eventfd or the writing end of a pipe, non-blocking. `-EAGAIN`: it rings already. `-EPIPE`: nobody is left.
+    """
+
+def drain_bell(fd: int) -> int:
+    """Silences a doorbell: bytes taken, 0 at the end of a pipe, or -errno (`-EAGAIN` when it had not rung).
+
+    Never blocks, whatever a peer that shares the descriptor did to its flags. `-EOPNOTSUPP`: a kernel before 5.8.
+    """

@@ -2,7 +2,7 @@
 """A byte ring in shared memory: between a daemon and its process, one the producer, the other the consumer.
 
 Checks the caller's bounds and the end it plays (`ValueError`); pp1q_ring.h judges what the other process wrote. Knows no records,
-makes no system call, never blocks. Documentation is in ring.pyi, the plain-Python oracle in ring_oracle.py.
+the ring makes no system call, the bells one each that never blocks. Documentation is in ring.pyi, the plain-Python oracle in ring_oracle.py.
 """
 
 cimport cython
@@ -22,6 +22,11 @@ cdef extern from "pp1q_ring.h" nogil:
     void pp1q_ring_raise(pp1q_ring *ring, size_t flag)
     void pp1q_ring_lower(pp1q_ring *ring, size_t flag)
     int pp1q_ring_take_flag(pp1q_ring *ring, size_t flag)
+    int64_t pp1q_ring_poll(pp1q_ring *ring, uint64_t looks)
+
+cdef extern from "pp1q_bell.h" nogil:
+    int pp1q_bell_ring(int fd)
+    int pp1q_bell_drain(int fd)
 
 HEADER_BYTES = PP1Q_RING_HEADER_BYTES
 
@@ -141,6 +146,15 @@ cdef class Ring:
         self._consume()
         return pp1q_ring_readable(&self.ring)
 
+    cpdef Py_ssize_t poll(self, Py_ssize_t looks) except? -4096:
+        cdef int64_t ready
+        self._consume()
+        if looks < 1:
+            raise ValueError(f"{looks} looks are none")
+        with nogil:
+            ready = pp1q_ring_poll(&self.ring, <uint64_t>looks)
+        return ready
+
     cpdef bint sleep(self) except? -1:
         self._consume()
         pp1q_ring_raise(&self.ring, PP1Q_RING_SLEEPING)
@@ -157,3 +171,14 @@ cdef class Ring:
     cpdef bint space_needed(self) except? -1:
         self._consume()
         return pp1q_ring_take_flag(&self.ring, PP1Q_RING_WAITING)
+
+
+# -- doorbells
+
+
+cpdef int ring_bell(int fd) noexcept:
+    return pp1q_bell_ring(fd)
+
+
+cpdef int drain_bell(int fd) noexcept:
+    return pp1q_bell_drain(fd)

@@ -57,6 +57,9 @@ class Ring:
             return -1
         return (self.seen - self.index) % _U64
 
+    def poll(self, looks: int) -> int:
+        return self.readable() if looks > 0 else 0
+
     def _put(self, data: bytes) -> None:
         for place, byte in enumerate(data):
             self.memory[self._byte(self.index + place)] = byte

@@ -11,12 +11,16 @@ from typing import Final
 import click
 
 COMMANDS: Final = {
+    "daemon": ("pp1q_transport.cli.daemon", "daemon"),
     "demo": ("pp1q_transport.cli.demo", "demo"),
     "demo-draft": ("pp1q_transport.cli.demo", "demo_draft"),
+    "demo-sidecar": ("pp1q_transport.cli.demo_sidecar", "demo_sidecar"),
+    "demo-target": ("pp1q_transport.cli.demo_sidecar", "demo_target"),
     "doctor": ("pp1q_transport.cli.doctor", "doctor"),
     "keys": ("pp1q_transport.cli.keys", "keys"),
     "send": ("pp1q_transport.cli.send", "main"),
     "recv": ("pp1q_transport.cli.recv", "main"),
+    "top": ("pp1q_transport.cli.top", "top"),
 }
 
 

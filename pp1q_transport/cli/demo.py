@@ -18,7 +18,8 @@ from ._common import command_errors, setup_logging
 
 if TYPE_CHECKING:
     from ..client import Receiver
-    from ..toy.demo import DemoOptions, DemoResult
+    from ..toy.demo import DemoOptions
+    from ..toy.rounds import DemoResult
 
 LIVE_EVERY_S: Final = 0.2
 START_S: Final = 60.0
@@ -78,14 +79,21 @@ def demo(
 
 
 @click.command(hidden=True)
-@click.option("--connect", required=True)
+@click.option("--connect", default="")
+@click.option("--attach", "socket", default="")
 @click.option("--options", "packed", required=True)
 @click.option("-v", "--verbose", count=True)
 @command_errors
-def demo_draft(connect: str, packed: str, verbose: int) -> None:
-    """The draft process of `pp1q demo` (started by it)."""
+def demo_draft(connect: str, socket: str, packed: str, verbose: int) -> None:
+    """The draft process of `pp1q demo` (embedded) or `pp1q demo-sidecar` (beside its daemon); started by them."""
+    from ..toy import beside
     from ..toy.demo import run_draft
+    from ..toy.sidecar import Shape
 
+    if socket:
+        setup_logging(verbose)
+        beside.run_draft(Shape.unpacked(packed), socket)
+        return
     setup_logging(verbose - 1)
     fields = json.loads(packed)
     run_draft(_options(**fields), connect)

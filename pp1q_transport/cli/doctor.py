@@ -6,7 +6,10 @@ the host. SPEC section 9.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
+import mmap
 import os
 import platform
 import resource
@@ -22,13 +25,17 @@ from ..errors import ConfigError
 from ._common import command_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ..keys import KeyConfig
 
 PASS: Final = "PASS"
+NOTE: Final = "NOTE"  # neither good nor bad: an answer to what was asked
 WARN: Final = "WARN"
 FAIL: Final = "FAIL"
+
+INFINIBAND: Final = Path("/sys/class/infiniband")
+SIZES: Final = ("vocab", "depth", "slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +47,56 @@ class Finding:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is planned for: slots of this shape for so many sessions."""
+
+    vocab: int
+    depth: int
+    slots: int
+    support: int = 32
+    dense: bool = True
+    sparse: bool = True
+    sessions: int = 1
+
+    def slot_bytes(self) -> int:
+        """Bytes of slot memory of all sessions (SPEC section 2's sizes, and their metadata)."""
+        from ..session.terms import SessionTerms
+
+        support = min(self.support, self.vocab)
+        terms = SessionTerms(1, 1, 2, self.vocab, self.depth, support, self.slots, self.dense, self.sparse)
+        return self.sessions * terms.geometry().total_bytes
+
+
 @click.command(context_settings={"show_default": True})
 @click.option("--vocab", type=click.IntRange(1, 1 << 24), default=129280, help="Vocabulary size to plan for.")
 @click.option("--depth", type=click.IntRange(1, 32), default=5, help="Drafted tokens a STEP.")
 @click.option("--slots", type=click.IntRange(1, 4096), default=8, help="Slots: requests a batch x batches in flight.")
+@click.option("--config", "config_path", default=None, metavar="FILE", help="Take the sizes from a daemon's configuration.")
 @click.option("--listen", default=None, metavar="ENDPOINT", help="Also try to listen here, e.g. tcp://127.0.0.1:7801.")
+@click.option("--rdma", is_flag=True, help="Also say which RDMA devices there are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @command_errors
-def doctor(vocab: int, depth: int, slots: int, listen: str | None, as_json: bool) -> None:
+def doctor(
+    vocab: int, depth: int, slots: int, config_path: str | None, listen: str | None, rdma: bool, as_json: bool
+) -> None:
     """Checks whether this host can run a leader or receiver of the given size. Exit status 1 when a check fails.
+
+    Run it as the user that the daemon will be: limits and keys are that user's.
 
     Example: pp1q doctor --slots 16 --listen tcp://127.0.0.1:7801
     """
-    checks: list[Callable[[], Finding]] = [
-        _python,
-        _kernels,
-        lambda: _memory(vocab, depth, slots),
-        _cores,
-        _descriptors,
-        _socket_buffers,
-        _loopback,
-        _curve,
+    need = Need(vocab, depth, slots) if config_path is None else _configured(config_path)
+    checks: list[Callable[[], Iterable[Finding]]] = [
+        lambda: [_python(), _kernels()],
+        lambda: _memory(need.slot_bytes(), need.slots * need.sessions),
+        lambda: [_cores(), _descriptors(), _socket_buffers(), _loopback(), _curve()],
     ]
     if listen is not None:
-        checks.append(lambda: _listen(listen))
-    findings = [check() for check in checks]
+        checks.append(lambda: [_listen(listen)])
+    if rdma:
+        checks.append(lambda: [_rdma()])
+    findings = [finding for check in checks for finding in check()]
     failed = [finding for finding in findings if finding.verdict == FAIL]
     if as_json:
         click.echo(json.dumps({"fit": not failed, "findings": [asdict(finding) for finding in findings]}))
@@ -95,18 +127,62 @@ def _kernels() -> Finding:
     return Finding("kernels", PASS, f"native ({kernels.level()}), session modules compiled")
 
 
-def _memory(vocab: int, depth: int, slots: int) -> Finding:
-    from ..session.terms import SessionTerms
+def _configured(path: str) -> Need:
+    """What a daemon of this configuration will take. Raises `ConfigError`."""
+    context = click.get_current_context()
+    given = [name for name in SIZES if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        raise ConfigError(f"--config has the sizes: leave out {', '.join('--' + name for name in given)}")
+    from ..daemon.config import load
+
+    config = load(path)
+    session = config.session
+    return Need(
+        session.vocab_size,
+        session.depth,
+        session.max_slots,
+        session.support,
+        "dense" in session.representations,
+        "sparse" in session.representations,
+        max(1, len(config.peers)),  # a leader has slots for each of its targets
+    )
+
+
+def _memory(size: int, slots: int) -> list[Finding]:
+    """Slot memory as a daemon takes it, faulted in and then locked."""
     from ..staging import Region
 
-    geometry = SessionTerms(1, 1, 2, vocab, depth, min(32, vocab), slots).geometry()
-    size = geometry.total_bytes
     try:
         region = Region(size)
     except ConfigError as error:
-        return Finding("slot memory", FAIL, str(error))
+        return [Finding("slot memory", FAIL, str(error))]
+    detail = f"{size / 1e6:.1f} MB for {slots} slots faulted in in {region.prefault_ms:.1f} ms"
+    locked = _lock(region.map, size)
     region.close()
-    return Finding("slot memory", PASS, f"{size / 1e6:.1f} MB for {slots} slots faulted in in {region.prefault_ms:.1f} ms")
+    return [Finding("slot memory", PASS, detail), locked]
+
+
+def _lock(memory: mmap.mmap, size: int) -> Finding:
+    """Locks the memory, and lets it go again. Not fatal where it fails: no link of this build must have it."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limited = soft != resource.RLIM_INFINITY
+    libc = ctypes.CDLL(None, use_errno=True)
+    start = ctypes.c_char.from_buffer(memory)
+    address, length = ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size)
+    fault = ctypes.get_errno() if libc.mlock(address, length) else 0
+    libc.munlock(address, length)
+    allowed = f"limit {soft / 1e6:.1f} MB" if limited else "no limit"
+    if fault in (errno.ENOMEM, errno.EPERM) and limited:
+        detail = (
+            f"can't lock {size / 1e6:.1f} MB: RLIMIT_MEMLOCK is {soft} bytes, {size} are needed, or slots may be swapped: set "
+            "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1:-1 (containers) or memlock in /etc/security/limits.conf"
+        )
+        return Finding("memory lock", WARN, detail)
+    if fault:
+        return Finding("memory lock", WARN, f"can't lock {size / 1e6:.1f} MB ({allowed}): {os.strerror(fault)}")
+    if limited and soft < size:
+        allowed += ", which this user may exceed (CAP_IPC_LOCK): run this as the daemon's user"
+    return Finding("memory lock", PASS, f"{size / 1e6:.1f} MB locked and let go, {allowed}")
 
 
 def _cores() -> Finding:
@@ -170,3 +246,9 @@ def _listen(endpoint: str) -> Finding:
     except ConfigError as error:
         return Finding("listen", FAIL, str(error))
     return Finding("listen", PASS, f"{endpoint} is free")
+
+
+def _rdma() -> Finding:
+    devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
+    found = f"devices {', '.join(devices)}" if devices else f"no RDMA device ({INFINIBAND})"
+    return Finding("rdma", NOTE, found + "; this build has no RDMA link")

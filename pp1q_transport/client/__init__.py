@@ -1,6 +1,7 @@
-"""What draft and target processes call: the engine embedded in the caller's own process.
+"""What draft and target processes call, beside a daemon or with the engine embedded in the caller's own process.
 
-`open_leader` for the draft side, `open_receiver` for the target side. SPEC section 9.
+`attach_leader` and `attach_receiver` beside a daemon, `open_leader` and `open_receiver` embedded; the same types come of both.
+SPEC section 9.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 from ..engine import EngineConfig, Idle, new_boot_nonce
 from ..errors import ConfigError
 from ..session.negotiate import Role, make_hello
-from .draft import Leader, Step
-from .target import Proposal, Q, Receiver, Ticket
+from .attached_draft import AttachedLeader
+from .attached_target import AttachedReceiver
+from .draft import Leader
+from .draft_side import DraftSide, Step
+from .proposal import Proposal, Q, Ticket
+from .target import Receiver
+from .target_side import TargetSide
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..keys import KeyConfig
 
 
@@ -52,7 +60,21 @@ def open_leader(config: EngineConfig | None = None, **options: Any) -> Leader:
 
 def open_receiver(config: EngineConfig | None = None, **options: Any) -> Receiver:
     """The target side, embedded in this process: from a `config`, or from the options of `configure`."""
-    return Receiver(_config(Role.RECEIVER, config, options))
+    chosen = _config(Role.RECEIVER, config, options)
+    if chosen.hello.group_size != 1:
+        raise ConfigError(f"group_size {chosen.hello.group_size} needs a daemon a rank: an embedded receiver is a group of one")
+    return Receiver(chosen)
+
+
+def attach_leader(path: str | Path, *, idle: Idle | str = "block") -> AttachedLeader:
+    """The draft side beside a leader daemon, at its Unix socket. Raises `ConfigError` when no daemon is there or it does not
+    admit this process; later losses are waited out."""
+    return AttachedLeader(path, str(getattr(idle, "value", idle)))
+
+
+def attach_receiver(path: str | Path, rank: int = 0, *, idle: Idle | str = "block") -> AttachedReceiver:
+    """The target side of `rank` beside its receiver daemon, at its Unix socket. Errors as for `attach_leader`."""
+    return AttachedReceiver(path, rank, str(getattr(idle, "value", idle)))
 
 
 def _config(role: Role, config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
@@ -66,6 +88,12 @@ def _config(role: Role, config: EngineConfig | None, options: dict[str, Any]) ->
 
 
 __all__ = [
+    "AttachedLeader",
+    "AttachedReceiver",
+    "DraftSide",
+    "TargetSide",
+    "attach_leader",
+    "attach_receiver",
     "EngineConfig",
     "Idle",
     "Leader",

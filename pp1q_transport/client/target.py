@@ -1,17 +1,12 @@
-"""The target side: steps, ready proposals as read-only views, commits and releases.
+"""The embedded target side: the engine runs inside these calls, in the caller's own thread.
 
-Between a target model's loop and the engine, which runs inside these calls and never in a thread of its own: a process that
-computes for long between calls answers late, but nothing is lost by that. Owns the slot memory. SPEC sections 4 and 9.
+Between a target model's loop and the engine: a process that computes for long between calls answers late, but nothing is lost by
+that. Owns the slot memory. SPEC sections 4 and 9.
 """
 
 from __future__ import annotations
 
-import os
-from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from .. import wire
 from .._native import kernels
@@ -19,159 +14,125 @@ from ..engine import Engine, EngineConfig
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..session import slots as st
 from ..session.receiver import ReceiverSession
-from ..session.requests import Request, RequestTable
 from ..session.slots import Slot, SlotTable
 from ..staging import Region, SlotViews
 from .endpoint import Endpoint, same_slots
+from .proposal import Proposal, ProposalFacts, Q
+from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable
 
-    import numpy.typing as npt
-
+    from ..session.hub import RankGroup
+    from ..session.requests import Request
     from ..session.terms import SessionTerms
+    from .copying import RowsUp
 
-DEFAULT_BUDGET_US: Final = 1_000_000
-TEMPERATURE_MOST: Final = 1e6
 OPENS_QUEUED_BYTES: Final = 1 << 16  # past this the link must take some before another OPEN is queued
 OPEN_WAIT_NS: Final = 1_000_000_000
 _DENSE_POLICY: Final = 0
-_U64_MAX: Final = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Q:
-    """The q one token was drawn from, as read-only views of the slot (no copy; valid until the proposal is released).
+class SlotTicket:
+    """A STEP under way in this process's own session (see `proposal.Ticket`)."""
 
-    Dense: `values` float32 [V], `ids` None. Sparse: `ids` int32 [n] ascending, `values` float32 [n]; q is 0 elsewhere.
-    """
-
-    values: npt.NDArray[np.float32]
-    ids: npt.NDArray[np.int32] | None
-
-    def of(self, token: int) -> float:
-        """q(token)."""
-        if self.ids is None:
-            return float(self.values[token])
-        at = int(np.searchsorted(self.ids, token))
-        return float(self.values[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
-
-
-class Proposal:
-    """A ready proposal: tokens and the q of each, read-only views of the slot. Release it (or leave its `with` block)."""
-
-    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int) -> None:
+    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int, trace_id: int = 0) -> None:
         self._receiver = receiver
-        self._request = request
-        self._slot = slot
-        self.key = (session, slot.index, slot.generation)
-        self.slot = slot.index
-        self.slot_generation = slot.generation
-        self.generation = slot.request_generation
-        self.round = slot.round
-        self.first_position = slot.anchor + 1
-        self.depth = slot.depth
-        self.sparse = slot.representation == wire.SPARSE
-        self.latency_ns = slot.ready_ns - slot.enqueued_ns
-        self.tokens: npt.NDArray[np.int32] = receiver.views.tokens(slot.index, slot.depth)
-        self._entries = receiver.views.entries(slot.index, slot.depth)
-
-    def q(self, index: int) -> Q:
-        """The q of the proposal's token `index` (0 is the first drafted)."""
-        self._check_held()
-        if not 0 <= index < self.depth:
-            raise LocalMisuse(f"index {index} is outside 0..{self.depth - 1}")
-        views = self._receiver.views
-        if self.sparse:
-            ids, values = views.sparse(self.slot, index, int(self._entries[index]))
-            return Q(values, ids)
-        return Q(views.dense(self.slot, index), None)
-
-    def _check_held(self) -> None:
-        if self._slot.generation != self.slot_generation or not self._slot.consumers:
-            raise LocalMisuse("this proposal is released already")
-
-    def commit(self, accepted: int, tokens: Iterable[int]) -> None:
-        """Commits what verification gave: `accepted` drafts, and all tokens (the drafts, then the correction or bonus
-        unless the text ended before it). Releases.
-
-        Raises `LocalMisuse`, and commits nothing, when that can't be: wrong tokens, or a proposal that is released or
-        whose request was closed, went on without it or has the next one in flight (after a reconnect).
-        """
-        self._check_held()
-        committed = self._receiver.check_tokens(self._request, tokens)
-        self._receiver.check_idle(self._request)
-        if self._request.anchor + 1 != self.first_position:
-            raise LocalMisuse(f"this proposal starts at position {self.first_position}, its request went on meanwhile")
-        if not 0 <= accepted <= self.depth or not max(1, accepted) <= len(committed) <= accepted + 1:
-            raise LocalMisuse(f"{accepted} accepted drafts commit themselves and at most one more, not {len(committed)} tokens")
-        if committed[:accepted].tolist() != self.tokens[:accepted].tolist():
-            raise LocalMisuse("the accepted drafts are not the proposal's tokens")
-        self.release()
-        self._receiver.commit(self._request, self.round, wire.VERIFIED, accepted, committed)
-
-    def release(self) -> None:
-        """Gives the slot back. Idempotent."""
-        self._receiver.release(self._slot, self.slot_generation)
-
-    def __enter__(self) -> Proposal:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-
-class Ticket:
-    """A STEP under way. `wait` gives the proposal or raises `ProposalDiscarded`."""
-
-    def __init__(self, receiver: Receiver, request: Request, slot: Slot, session: int) -> None:
-        self._receiver = receiver
-        self._request = request
+        self.request = request
         self._slot = slot
         self._session = session
         self._generation = slot.generation
+        self._next_generation = min(slot.request_generation + 1, wire.U32_MAX)
         self._reason = 0
+        self.trace_id = trace_id
+        self._enqueued_ns = slot.enqueued_ns
+        self._deadline_ns = slot.deadline_ns
+        self._rows_up: RowsUp | None = None
         self.round = slot.round
         self.slot = slot.index
         self.key = (session, slot.index, slot.generation)
 
     @property
-    def settled(self) -> bool:
-        """Whether `wait` would return at once."""
+    def known(self) -> bool:
+        """See `proposal.Ticket.known`."""
         slot = self._slot
-        return slot.generation != self._generation or slot.state not in (st.GRANTED, st.LANDING)
+        if slot.generation == self._generation and slot.state in st.LIVE:
+            return False
+        rows = self._rows_up or self._begin_copies()
+        return rows is None or self._receiver.copies.settled(rows)
+
+    def _begin_copies(self) -> RowsUp | None:
+        """Begins to bring a ready proposal to the device; None when there is nothing to bring, or nowhere."""
+        slot = self._slot
+        if self._receiver.copies.stage is not None and slot.generation == self._generation and slot.state == st.READY:
+            proposal = Proposal(self._receiver, self.request, self.facts())
+            self._rows_up = self._receiver.copies.begin(proposal, self.request, self._enqueued_ns, self._deadline_ns)
+        return self._rows_up
+
+    @property
+    def settled(self) -> bool:
+        """See `proposal.Ticket.settled`."""
+        return self.known
 
     def wait(self) -> Proposal:
         """Serves the engine until the proposal is ready. The budget of the STEP bounds the wait."""
+        while not self.known:
+            if self._rows_up is None:
+                self._receiver.serve(self._deadline_ns)
+            else:
+                self._receiver.await_copies(self._rows_up)
+        if self._rows_up is not None:
+            return self._rows_up.result()
+        return Proposal(self._receiver, self.request, self.facts())
+
+    def facts(self) -> ProposalFacts:
+        """What became of it, once settled: the facts of a ready proposal, or `ProposalDiscarded`."""
         slot = self._slot
-        while slot.state == st.GRANTED or slot.state == st.LANDING:
-            if slot.generation != self._generation:
-                break
-            self._receiver.serve(slot.deadline_ns)
-        if slot.generation == self._generation and slot.state == st.READY:
-            return Proposal(self._receiver, self._request, slot, self._session)
-        reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
-        raise ProposalDiscarded(reason, self._request.request, self.round)
+        if slot.generation != self._generation or slot.state != st.READY:
+            reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
+            raise ProposalDiscarded(reason, self.request.request, self.round, self._next_generation)
+        return ProposalFacts(
+            session=self._session,
+            slot=slot.index,
+            slot_generation=slot.generation,
+            request_generation=slot.request_generation,
+            round=slot.round,
+            anchor=slot.anchor,
+            depth=slot.depth,
+            representation=slot.representation,
+            latency_ns=slot.ready_ns - slot.enqueued_ns,
+            trace_id=self.trace_id,
+        )
+
+    def tail_ns(self) -> int:
+        """From the last row's last byte to q-ready, in ns."""
+        return max(0, self._slot.ready_ns - self._slot.last_row_ns)
 
     def settle(self, slot: Slot) -> None:
         """Keeps the outcome: the slot may be another proposal's before `wait` is called."""
         if slot.generation == self._generation:
             self._reason = slot.reason
+            if self._rows_up is None:
+                self._begin_copies()
 
 
-class Receiver(Endpoint):
+class Receiver(Endpoint, TargetSide):
     """The target side of a session (rank 0 of a group of one)."""
 
+    ticket_class: type[SlotTicket] = SlotTicket
+    group: RankGroup | None = None  # rank 0 of a group of several: set before the first session
+
     def __init__(self, config: EngineConfig) -> None:
-        self.requests = RequestTable()
+        TargetSide.__init__(self)
         self.session: ReceiverSession | None = None
         self._table: SlotTable | None = None
         self._region: Region | None = None
         self._views: SlotViews | None = None
-        self._tickets: dict[int, Ticket] = {}  # by slot: the latest of each
+        self._tickets: dict[int, SlotTicket] = {}  # by slot: the latest of each
         self.ready = 0
         self.bytes_ready = 0
-        super().__init__(Engine(config, self._make_session, self._on_up, self._on_down))
+        Endpoint.__init__(self, Engine(config, self._make_session, self._on_up, self._on_down))
 
     @property
     def views(self) -> SlotViews:
@@ -180,7 +141,16 @@ class Receiver(Endpoint):
             raise LocalMisuse("no session was formed yet (call wait_for_peer), or this receiver is closed")
         return self._views
 
-    def _make_session(self, terms: SessionTerms) -> ReceiverSession:
+    @property
+    def region(self) -> Region:
+        """The slot memory; there is none before the first session (or `prepare`) and after `close`."""
+        if self._region is None:
+            raise LocalMisuse("no slot memory: no session was formed yet, or this receiver is closed")
+        return self._region
+
+    def prepare(self, terms: SessionTerms) -> None:
+        """Gets the slot memory for sessions of these terms. Raises `PeerFault(limits_mismatch)` while slots of other sizes
+        are still read."""
         geometry = terms.geometry()
         if self._table is None or self._region is None or not same_slots(self._views, geometry, terms.vocab_size):
             if self._table is not None and self._table.not_free():
@@ -190,9 +160,16 @@ class Receiver(Endpoint):
             self._region = Region(geometry.total_bytes)
             self._table = SlotTable(geometry)
             self._views = SlotViews(self._region, geometry, terms.vocab_size)
+            self._map([self._region])
             self.engine.log.info("slots", bytes=geometry.total_bytes, prefault_ms=round(self._region.prefault_ms, 2))
+
+    def _make_session(self, terms: SessionTerms) -> ReceiverSession:
+        self.prepare(terms)
         assert self._region is not None
-        self.session = ReceiverSession(terms, self._table, self._region.memory, self.requests, self.counters)
+        assert self._table is not None
+        self.session = ReceiverSession(
+            terms, self._table, self._region.memory, self.requests, self.counters, group=self.group
+        )
         return self.session
 
     def _on_up(self) -> None:
@@ -229,77 +206,21 @@ class Receiver(Endpoint):
             request.discard()
         self.session = None
 
-    def open_request(
-        self,
-        request: int,
-        tokens: Iterable[int],
-        seed: int | None = None,
-        max_position: int = wire.U32_MAX,
-        generation: int = 0,
-    ) -> Request:
-        """Opens a request with its committed tokens (prompt included). `seed`: u64, from the OS when None.
-
-        `generation` continues a request of an earlier life of this process: more than any it had, so that no proposal
-        noise can be drawn twice (SPEC sections 2 and 5).
-        """
-        if seed is None:
-            seed = int.from_bytes(os.urandom(8), "little")
-        if not 0 <= request <= _U64_MAX or not 0 <= seed <= _U64_MAX:
-            raise LocalMisuse("request ID and seed must be u64")
-        if not 0 <= max_position <= wire.U32_MAX or not 0 <= generation <= wire.U32_MAX:
-            raise LocalMisuse("max_position and generation must be u32")
-        generation = max(generation, self.requests.fresh_generation(request))
-        opened = Request(request, seed, self._int32(tokens), max_position, generation)
-        self._check_room(opened, 0)
-        self.requests.add(opened)
+    def announce(self, request: Request) -> None:
+        """See `TargetSide.announce`."""
         if self.session is not None:
-            self._send_open(self.session, opened)
-        return opened
+            self._send_open(self.session, request)
 
-    def _terms_of(self, name: str) -> int:
+    def limit(self, name: str) -> int:
         """A number of the session's terms, or of our own HELLO while there is none."""
         source = self.engine.config.hello if self.session is None else self.session.terms
         return int(getattr(source, name))
 
-    def _int32(self, tokens: Iterable[int]) -> array[int]:
-        try:
-            fresh = array("i", tokens)
-        except (OverflowError, TypeError) as error:
-            raise LocalMisuse(f"tokens must be int32: {error}") from error
-        vocab_size = self._terms_of("vocab_size")
-        if fresh and not 0 <= min(fresh) <= max(fresh) < vocab_size:
-            raise LocalMisuse(f"tokens must be within the vocabulary of {vocab_size}")
-        return fresh
-
-    def check_tokens(self, request: Request, tokens: Iterable[int]) -> array[int]:
-        """The tokens of a commit as int32, if they can be committed: raises `LocalMisuse` otherwise."""
-        self._check_open(request)
-        fresh = self._int32(tokens)
-        if not fresh:
-            raise LocalMisuse("a commit needs at least one token")
-        self._check_room(request, len(fresh))
-        return fresh
-
-    def _check_room(self, request: Request, more: int) -> None:
-        """Raises `LocalMisuse` when `more` tokens would not fit: with a session or without, since the next OPEN carries them."""
-        total, most = len(request.tokens) + more, self._terms_of("max_context_tokens")
-        if total > most:
-            raise LocalMisuse(f"{total} tokens exceed max_context_tokens {most}")
-        if total - 1 > request.max_position:
-            raise LocalMisuse(f"position {total - 1} is beyond the request's last, {request.max_position}")
-
-    def _check_open(self, request: Request) -> None:
-        if self.requests.get(request.request) is not request:
-            raise LocalMisuse(f"request {request.request} is not open")
-
-    def close_request(self, request: Request) -> None:
-        """Ends a request; a proposal under way is cancelled. Safe to repeat."""
-        if self.requests.get(request.request) is not request:
-            return
+    def retire(self, request: Request) -> None:
+        """See `TargetSide.retire`."""
         if self.session is not None:
             self.session.close(request)
             self._settle()
-        self.requests.remove(request.request)
 
     def enqueue(
         self,
@@ -311,7 +232,7 @@ class Receiver(Endpoint):
         budget_us: int = DEFAULT_BUDGET_US,
         target_context: int = 0,
         trace_id: int = 0,
-    ) -> Ticket:
+    ) -> SlotTicket:
         """Queues a STEP and returns at once. `support` None asks for dense q, k for the top-k.
 
         Raises `ProposalDiscarded(peer_lost)` when no session runs, `LocalMisuse` when no slot is free or the session's
@@ -323,11 +244,11 @@ class Receiver(Endpoint):
         session = self.session
         if session is None:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
-        _check_step(session.terms, depth, temperature, support)
-        if not 1 <= budget_us <= wire.U32_MAX:
-            raise LocalMisuse(f"budget_us {budget_us} is outside 1..{wire.U32_MAX}")
-        if not 0 <= target_context <= _U64_MAX or not 0 <= trace_id <= _U64_MAX:
-            raise LocalMisuse("target_context and trace_id must be u64")
+        if self.copies:
+            self.copies.look()
+        terms = session.terms
+        check_step(self, terms.dense, terms.sparse, depth, temperature, support)
+        check_numbers(budget_us, target_context, trace_id)
         representation = wire.DENSE if support is None else wire.SPARSE
         try:
             slot = session.step(
@@ -346,14 +267,10 @@ class Receiver(Endpoint):
             raise ProposalDiscarded(fault.reason, request.request, request.round) from fault
         if slot is None:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
-        ticket = self._tickets[slot.index] = Ticket(self, request, slot, session.terms.session)
+        ticket = self._tickets[slot.index] = self.ticket_class(self, request, slot, session.terms.session, trace_id)
         self.engine.flush()
         self._settle()
         return ticket
-
-    def step(self, request: Request, **options: object) -> Proposal:
-        """`enqueue` and `wait` in one; the same options."""
-        return self.enqueue(request, **options).wait()  # type: ignore[arg-type]
 
     def serve(self, until_ns: int) -> None:
         """One pass of the engine, idling until `until_ns` at most (monotonic ns)."""
@@ -366,13 +283,25 @@ class Receiver(Endpoint):
         if session is not None and session is self.session:
             session.tick(kernels.monotonic_ns())
             self._settle()
+        if self.copies:
+            self.copies.look()
 
-    def poll(self) -> None:
-        """Serves the engine once, without waiting, and runs the watchdog."""
-        self.engine.poll()
+    def poll(self) -> int:
+        """Serves the engine once, without waiting, and runs the watchdog. Returns how many bytes moved."""
+        moved = self.engine.poll()
         if self.session is not None:
             self.session.tick(kernels.monotonic_ns())
             self._settle()
+        if self.copies:
+            self.copies.look()
+        return moved
+
+    def look_within_ns(self) -> int:
+        """See `Endpoint.look_within_ns`: not past the next budget's end."""
+        at_most_ns = super().look_within_ns()
+        if self.session is None:
+            return at_most_ns
+        return max(0, min(at_most_ns, self.session.watchdog.next_ns - kernels.monotonic_ns()))
 
     def _settle(self) -> None:
         """Fences what was invalidated, so that its slot can be granted again."""
@@ -388,7 +317,7 @@ class Receiver(Endpoint):
 
     def _keep_outcomes(self, session: ReceiverSession) -> None:
         for slot in session.settled:
-            if slot.state in (st.GRANTED, st.LANDING):
+            if slot.state in st.LIVE:
                 continue  # became ready, was released and granted again since: the ticket is the new proposal's
             ticket = self._tickets.pop(slot.index, None)
             if ticket is not None:
@@ -400,9 +329,46 @@ class Receiver(Endpoint):
         if self._table is not None:
             self._table.release(slot, generation, 0, 0)
 
+    def release_slot(self, index: int, generation: int) -> None:
+        """`release` by the slot's index; one that does not exist is `LocalMisuse`."""
+        if self._table is None or not 0 <= index < self._table.count:
+            raise LocalMisuse(f"no slot {index}")
+        self.release(self._table.slots[index], generation)
+
+    def check_held(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.check_held`."""
+        table = self._table
+        if table is not None and facts.slot < table.count:  # or slots of another session's size by now
+            slot = table.slots[facts.slot]
+            if slot.generation == facts.slot_generation and slot.consumers:
+                return
+        raise LocalMisuse("this proposal is released already")
+
+    def let_go(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.let_go`."""
+        if self._table is not None and facts.slot < self._table.count:
+            self.release(self._table.slots[facts.slot], facts.slot_generation)
+            self.nudge()
+
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`."""
+        session, table = self.session, self._table
+        if session is not None and table is not None and session.terms.session == facts.session:
+            try:
+                session.void(table.slots[facts.slot], reason)
+            except PeerFault as fault:  # a peer that does not read: the session is over
+                self.engine.fail(fault.reason)
+
+    def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
+        """See `ProposalHolder.commit_verified`."""
+        self.let_go(facts)
+        self.commit(request, facts.round, wire.VERIFIED, accepted, tokens)
+
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """Commits tokens; without a session they are kept and travel with the next OPEN."""
         if self.session is None:
+            if self.group is not None and source == wire.VERIFIED:
+                self.group.check_commit(request.request, round)
             request.extend(tokens)
             request.in_flight = False
             return
@@ -410,25 +376,47 @@ class Receiver(Endpoint):
             self.session.commit(request, round, source, accepted, tokens)
         except PeerFault as fault:  # the tokens are committed here, and travel with the next session's OPEN
             self.engine.fail(fault.reason)
-
-    def commit_target_only(self, request: Request, round: int, tokens: Iterable[int]) -> None:
-        """Commits what the target sampled by itself after a discard. A proposal still in flight is `LocalMisuse`: it would
-        be verified against a prefix it was not drafted for."""
-        fresh = self.check_tokens(request, tokens)
-        self.check_idle(request)
-        self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
+        self.nudge()
 
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
         for slot in self._table.slots if self._table is not None else ():
-            if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
+            if slot.request == request.request and slot.state in st.LIVE:
                 raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
+
+    def release_all(self) -> int:
+        """The consumer is gone: gives back every slot it held (SPEC section 4, Release). Returns how many."""
+        held = [slot for slot in (self._table.slots if self._table is not None else ()) if slot.consumers and slot.decided]
+        for slot in held:
+            self.release(slot, slot.generation)
+        return len(held)
+
+    def quarantine_overdue(self, ready_before_ns: int) -> int:
+        """Slots that became ready before that time and are still held go to QUARANTINE until they are released after all (SPEC
+        section 4). Returns how many."""
+        session = self.session
+        if session is None or self._table is None:
+            return 0
+        late = [slot for slot in self._table.slots if slot.state == st.READY and slot.ready_ns < ready_before_ns]
+        for slot in late:
+            self.counters.add("overdue")
+            self.engine.log.warning("overdue", slot=slot.index, generation=slot.generation, request=slot.request)
+            session.overdue(slot)
+        return len(late)
+
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return self._table.count - self._table.not_free() if self._table is not None else 0
+
+    def slots_by_state(self) -> dict[str, int]:
+        """How many slots stand in each state, by name."""
+        return self._table.by_state() if self._table is not None else {}
 
     def close(self) -> None:
         """See `Endpoint.close`. The slot memory goes too, unless a proposal is still held: then with its last view."""
+        self._close_copies()
         super().close()
-        if self._region is not None:
-            self._region.close()
         self._region = None
         if self._table is not None and not self._table.not_free():
             self._views = None
@@ -444,13 +432,4 @@ class Receiver(Endpoint):
         }
 
 
-def _check_step(terms: SessionTerms, depth: int | None, temperature: float, support: int | None) -> None:
-    """Raises `LocalMisuse` for what the leader would have to refuse."""
-    if depth is not None and not 1 <= depth <= terms.depth:
-        raise LocalMisuse(f"depth {depth} is outside 1..{terms.depth}")
-    if not 0.0 <= temperature <= TEMPERATURE_MOST:
-        raise LocalMisuse(f"temperature {temperature} is outside 0..{TEMPERATURE_MOST:g}")
-    if not (terms.dense if support is None else terms.sparse):
-        raise LocalMisuse(f"{'dense' if support is None else 'sparse'} q was not negotiated")
-    if support is not None and not 1 <= support <= terms.support:
-        raise LocalMisuse(f"support {support} is outside 1..{terms.support}")
+__all__ = ["DEFAULT_BUDGET_US", "Proposal", "Q", "Receiver", "SlotTicket"]

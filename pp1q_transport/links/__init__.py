@@ -31,6 +31,16 @@ class Link(Protocol):
     def wait(self, timeout_ns: int, other_fd: int) -> None:
         """Sleeps until the link or `other_fd` can go on, or `timeout_ns` is over."""
 
+    def rest(self) -> int:
+        """Prepares for the owner's own sleep, which `rise` must follow. -1: there is something to do, don't sleep; else a number
+        that changes whenever the answer of `watch` does."""
+
+    def rise(self, ready: bool) -> None:
+        """The owner's sleep is over; `ready`: a descriptor of this link's woke it."""
+
+    def watch(self) -> list[tuple[int, int]]:
+        """(descriptor, poll events) of everything that may wake this link."""
+
     def fence(self, slot: int) -> bool:
         """After this, no byte can land in `slot`. True when a payload was landing there."""
 

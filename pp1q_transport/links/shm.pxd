@@ -29,6 +29,7 @@ cdef class ShmLink(StreamLink):
     cdef uint8_t[::1] _bells
     cdef int64_t _looked_ns
     cdef bint _gone
+    cdef bint _waits
     cdef Py_ssize_t _left
 
     @cython.locals(moved=Py_ssize_t, sent=Py_ssize_t)

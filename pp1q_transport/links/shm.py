@@ -57,6 +57,7 @@ class ShmLink(StreamLink):
         self._bells: Memory = bytearray(_BELLS)
         self._looked_ns: int = monotonic_ns()
         self._gone: bool = False
+        self._waits: bool = False  # for room, during the owner's sleep
         self._left: int = 0  # bytes that a peer which is gone had written: the last there will be
 
     def pump(self, now_ns: int) -> int:
@@ -175,6 +176,34 @@ class ShmLink(StreamLink):
                 self._sleep(timeout_ns, other_fd)
                 self._outgoing.end_wait_space()
             self._incoming.awake()
+
+    def rest(self) -> int:
+        """See `Link.rest`."""
+        if self._gone or self.broken:
+            return -1
+        if not self._incoming.sleep():
+            self._incoming.awake()
+            return -1
+        if not self.outbox.empty():
+            if not self._outgoing.wait_space():
+                self._outgoing.end_wait_space()
+                self._incoming.awake()
+                return -1
+            self._waits = True
+        return 1
+
+    def rise(self, ready: bool) -> None:
+        """See `Link.rise`."""
+        self._incoming.awake()
+        if self._waits:
+            self._waits = False
+            self._outgoing.end_wait_space()
+        if ready and not self._gone and not self.broken:
+            self._look()
+
+    def watch(self) -> list[tuple[int, int]]:
+        """See `Link.watch`."""
+        return [(self.fd, 1)]
 
     def _sleep(self, timeout_ns: int, other_fd: int) -> None:
         if wait_io(self.fd, 1, other_fd, 1, timeout_ns) & 1:  # an error has that bit as well, or is seen by the look

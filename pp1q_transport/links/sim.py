@@ -97,6 +97,17 @@ class SimLink:
     def wait(self, timeout_ns: int, other_fd: int) -> None:
         """See `Link.wait`: simulated time passes elsewhere."""
 
+    def rest(self) -> int:
+        """See `Link.rest`."""
+        return 0
+
+    def rise(self, ready: bool) -> None:
+        """See `Link.rise`."""
+
+    def watch(self) -> list[tuple[int, int]]:
+        """See `Link.watch`: nothing of the operating system's."""
+        return []
+
     def fence(self, slot: int) -> bool:
         """See `Link.fence`."""
         return self.assembler.landing.abandon(slot)

@@ -48,6 +48,18 @@ class StreamLink:
         """See `Link.wait`."""
         raise NotImplementedError
 
+    def rest(self) -> int:
+        """See `Link.rest`."""
+        raise NotImplementedError
+
+    def rise(self, ready: bool) -> None:
+        """See `Link.rise`."""
+        raise NotImplementedError
+
+    def watch(self) -> list[tuple[int, int]]:
+        """See `Link.watch`."""
+        raise NotImplementedError
+
     def fence(self, slot: int) -> bool:
         """See `Link.fence`. Every byte lands by a copy of this process, so a word to the assembler is all it takes."""
         return self.assembler.landing.abandon(slot)

@@ -134,6 +134,19 @@ class TcpLink(StreamLink):
         events = 1 if self.outbox.empty() else 5  # POLLIN, POLLIN | POLLOUT
         wait_io(self.fd, events, other_fd, 1, timeout_ns)
 
+    def rest(self) -> int:
+        """See `Link.rest`."""
+        if self._owed and self.outbox.empty():
+            self._acknowledge()
+        return 1 if self.outbox.empty() else 5
+
+    def rise(self, ready: bool) -> None:
+        """See `Link.rise`: there was nothing to announce."""
+
+    def watch(self) -> list[tuple[int, int]]:
+        """See `Link.watch`."""
+        return [(self.fd, 1 if self.outbox.empty() else 5)]
+
     def say_last(self, frame: ReadMemory) -> bool:
         """See `Link.say_last`."""
         return self.fd >= 0 and send_from(self.fd, frame, 0, len(frame), False) == len(frame)

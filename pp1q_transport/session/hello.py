@@ -32,13 +32,34 @@ TEXT_CHARS: Final = 256  # of an identity; also of each value a REFUSE quotes
 
 
 class Role(str, Enum):
-    """Which end of a session a process is. The leader drafts; the receiver verifies. Either may listen."""
+    """Which end of a session a process is. The leader drafts; the receiver verifies. On a group link rank 0 of a group of
+    receivers is its coordinator, the other rank a member. Either end may listen. The order is that of the link's proof."""
 
     LEADER = "leader"
     RECEIVER = "receiver"
+    COORDINATOR = "coordinator"
+    MEMBER = "member"
+
+    @property
+    def partner(self) -> Role:
+        """The role at the other end of the link."""
+        return _PARTNERS[self]
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether rows travel from this end, whose nonces come first wherever both ends' do."""
+        return self is Role.LEADER or self is Role.COORDINATOR
 
     def __str__(self) -> str:
         return self.value
+
+
+_PARTNERS: Final = {
+    Role.LEADER: Role.RECEIVER,
+    Role.RECEIVER: Role.LEADER,
+    Role.COORDINATOR: Role.MEMBER,
+    Role.MEMBER: Role.COORDINATOR,
+}
 
 
 @lru_cache(maxsize=16)
@@ -104,13 +125,14 @@ class Rule(Enum):
     SAME = "same"
     DIFFER = "differ"
     OVERLAP = "overlap"  # at least one common element
-    RANK = "rank"  # the leader is rank 0, the receiver below its group's size
+    PARTNER = "partner"  # leader and receiver, or coordinator and member
+    RANK = "rank"  # leader and coordinator are rank 0, a receiver below its group's size, a member too and not 0
 
 
 # In the order they are judged; the first difference is the one named. Every field of `Hello` has its row.
 FIELDS: Final[tuple[tuple[str, Reason, Rule], ...]] = (
     ("wire_version", Reason.BAD_VERSION, Rule.SAME),
-    ("role", Reason.SEMANTIC_MISMATCH, Rule.DIFFER),
+    ("role", Reason.SEMANTIC_MISMATCH, Rule.PARTNER),
     ("boot_nonce", Reason.BOOT_NONCE, Rule.DIFFER),  # equal: we are talking to ourselves, or to a reflection
     ("link_nonce", Reason.AUTH_FAILED, Rule.DIFFER),
     ("semantic_id", Reason.SEMANTIC_MISMATCH, Rule.SAME),
@@ -293,7 +315,15 @@ def _holds(rule: Rule, name: str, ours: Hello, theirs: Hello) -> bool:
         return bool(mine != other)
     if rule is Rule.OVERLAP:
         return bool(set(mine) & set(other))
-    return all(hello.rank < (1 if hello.role is Role.LEADER else hello.group_size) for hello in (ours, theirs))
+    if rule is Rule.PARTNER:
+        return ours.role.partner is theirs.role
+    return all(_rank_fits(hello) for hello in (ours, theirs))
+
+
+def _rank_fits(hello: Hello) -> bool:
+    if hello.role.sends_rows:
+        return hello.rank == 0
+    return (1 if hello.role is Role.MEMBER else 0) <= hello.rank < hello.group_size
 
 
 def check(ours: Hello, theirs: Hello) -> None:

@@ -62,7 +62,8 @@ def transcript(hello_bytes: bytes, ack_bytes: bytes) -> bytes:
 
 def proof(secret: bytes, role: Role, rank: int, session: int, nonces: tuple[bytes, bytes], transcript: bytes) -> bytes:
     """The 32 bytes with which `role` joins a link to the session: HMAC-SHA256 under the session's secret. `nonces` are
-    the leader's, then the receiver's link nonce; the role is inside, so no proof can be sent back to its author."""
+    the leader's (coordinator's), then the receiver's (member's) link nonce; the role is inside, so no proof can be sent back to
+    its author."""
     leader, receiver = nonces
     fixed = struct.pack("<17sBIQ16s16s32s", b"pp1q link proof 2", list(Role).index(role), rank, session,
                         leader, receiver, transcript)  # fmt: skip
@@ -102,7 +103,8 @@ class Agreement:
         return self._of(role).rank
 
     def _nonces(self) -> tuple[bytes, bytes]:
-        return self._of(Role.LEADER).link_nonce, self._of(Role.RECEIVER).link_nonce
+        first, second = (self.ours, self.theirs) if self.ours.role.sends_rows else (self.theirs, self.ours)
+        return first.link_nonce, second.link_nonce
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

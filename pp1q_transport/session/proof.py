@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .negotiate import Agreement
 
 PROOF_FRAME_BYTES: Final = wire.HEADER_BYTES + wire.PROOF_BYTES
-_ROLE_CODES: Final = {Role.LEADER: 1, Role.RECEIVER: 2}
+_ROLE_CODES: Final = {Role.LEADER: 1, Role.RECEIVER: 2, Role.COORDINATOR: 3, Role.MEMBER: 4}
 
 
 def leader_nonce(agreement: Agreement) -> int:
-    """The leader's boot nonce of an agreement, whichever side we are."""
-    hello = agreement.ours if agreement.ours.role is Role.LEADER else agreement.theirs
+    """The boot nonce of an agreement's leader (on a group link: coordinator), whichever side we are."""
+    hello = agreement.ours if agreement.ours.role.sends_rows else agreement.theirs
     return hello.boot_nonce
 
 

@@ -1,52 +1,30 @@
 # C types of receiver.py in the compiled build.
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pp1q_transport cimport wire
-from pp1q_transport._native.kernels cimport DenseCursor, draw_u24, validate_sparse_row, xxh3_64
+from pp1q_transport._native.kernels cimport xxh3_64
 from pp1q_transport.session.assembler cimport Landing
-from pp1q_transport.session.machine cimport SessionMachine
+from pp1q_transport.session.landing cimport LandingSession
 from pp1q_transport.session.requests cimport Request
-from pp1q_transport.session.slots cimport Slot, SlotTable
-from pp1q_transport.session.terms cimport SessionTerms
-from pp1q_transport.session.watchdog cimport Watchdog
+from pp1q_transport.session.slots cimport Slot
 from pp1q_transport.wire cimport Header
 
-cdef uint32_t _NO_PROOF
 
-
-cdef class ReceiverSession(SessionMachine):
-    cdef public SlotTable table
-    cdef public uint8_t[::1] memory
+cdef class ReceiverSession(LandingSession):
     cdef public object group
-    cdef public Watchdog watchdog
-    cdef public DenseCursor cursor
-    cdef public list settled, fences
-    cdef public uint64_t rows, ready, bytes_ready
-    cdef public int quarantine_bound
-    cdef Slot _slot
-    cdef uint32_t _row
 
     @cython.locals(h=Header, slot=Slot)
     cpdef Slot step(self, Request request, int64_t now_ns, uint32_t depth, double temperature, uint32_t support,
                     uint32_t representation, uint64_t target_context, int64_t budget_us, uint64_t trace_id)
-    cpdef bint release(self, Slot slot, uint32_t generation, int rank, int consumer) except -1
-    cpdef tick(self, int64_t now_ns)
+    @cython.locals(budget_us=int64_t)
+    cdef _mark(self, Slot slot, Header h, int64_t now_ns)
+    cpdef row_done(self, Slot slot, uint32_t row, Header header)
+    cpdef completed(self, Slot slot, int64_t now_ns)
+    cpdef decide(self, Slot slot, int code, int64_t now_ns)
     cpdef discard(self, Slot slot, int code, bint tell=*)
-    @cython.locals(kind=uint32_t, code=int, slot=Slot)
+    @cython.locals(kind=uint32_t, code=int)
     cpdef int accept(self, Header header, Landing landing, int64_t now_ns) except? -999
-    cdef int _not_landing(self, Slot slot, Header header) except? -999
-    cdef int _check_identity(self, Slot slot, Header header) except -1
-    @cython.locals(row=uint32_t)
-    cdef int _check_row(self, Slot slot, Header header) except -1
-    cdef int _land(self, Slot slot, Header header, Landing landing) except? -999
-    cpdef progress(self, Header header, Py_ssize_t landed)
     @cython.locals(kind=uint32_t)
     cpdef int finish(self, Header header, int64_t now_ns) except? -999
-    @cython.locals(slot=Slot, at=Py_ssize_t, u24=uint32_t, code=int, seed=uint64_t, bit=uint64_t)
-    cdef _finish_row(self, Header header)
-    @cython.locals(slot=Slot, code=int)
-    cdef _finish_proposal(self, Header header, int64_t now_ns)
-    @cython.locals(full=uint64_t)
-    cdef int _judge_completion(self, Slot slot, Header header) except -1
     cdef int _notice(self, Header header) except? -999

@@ -1,7 +1,8 @@
-"""The receiver session of one rank: grants slots by STEP, judges what comes back, and decides readiness.
+"""The receiver session of rank 0: grants slots by STEP, judges what comes back, and sees to the one decision.
 
-Between a link (through the assembler: headers, landed bytes) and the engine (steps, commits, the clock). Does no I/O and never
-hands out memory: a slot is READY only when every row, its completion and the group have agreed. SPEC sections 2 and 4.
+Between a link (through the assembler: headers, landed bytes) and the engine (steps, commits, the clock). A slot is READY only
+when every row, its completion and the group have agreed. Alone it decides at once; with a `hub.RankGroup` it votes and is told.
+How rows land and are judged is `landing`'s. SPEC sections 2 and 4.
 """
 
 from __future__ import annotations
@@ -9,59 +10,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import wire
-from .._native.kernels import DenseCursor, draw_u24, validate_sparse_row, xxh3_64
+from .._native.kernels import xxh3_64
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..wire import Header
 from . import slots as st
 from .assembler import Landing
-from .group import Group
-from .machine import SessionMachine
+from .landing import LandingSession
 from .outbox import NO_KEY
 from .slots import Slot, SlotTable
 from .terms import SessionTerms
-from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..counters import Counters
     from ..memory import Memory
+    from .hub import RankGroup
     from .requests import Request, RequestTable
-
-MASS: Final = 1 << 24
-NO_PROOF: Final = 0xFFFFFFFF
-_NO_PROOF: Final = NO_PROOF  # a C integer in the compiled build
-PROPOSAL_DOMAIN: Final = 1
 
 _SLOT_BOUNDS: Final = Reason.SLOT_BOUNDS.code
 _SLOT_STATE: Final = Reason.SLOT_STATE.code
 _LENGTH_BOUNDS: Final = Reason.LENGTH_BOUNDS.code
 _UNEXPECTED_KIND: Final = Reason.UNEXPECTED_KIND.code
 _REQUEST_MISMATCH: Final = Reason.REQUEST_MISMATCH.code
-_GENERATION_STALE: Final = Reason.GENERATION_STALE.code
-_GENERATION_DUPLICATE: Final = Reason.GENERATION_DUPLICATE.code
-_ROUND_MISMATCH: Final = Reason.ROUND_MISMATCH.code
-_DEPTH_MISMATCH: Final = Reason.DEPTH_MISMATCH.code
-_POSITION_BOUNDS: Final = Reason.POSITION_BOUNDS.code
-_POSITION_DUPLICATE: Final = Reason.POSITION_DUPLICATE.code
-_CONTEXT_MISMATCH: Final = Reason.CONTEXT_MISMATCH.code
-_REPRESENTATION: Final = Reason.REPRESENTATION.code
-_SUPPORT_BOUNDS: Final = Reason.SUPPORT_BOUNDS.code
-_PAYLOAD_DIGEST: Final = Reason.PAYLOAD_DIGEST.code
-_ID_RANGE: Final = Reason.ID_RANGE.code
-_MASS: Final = Reason.MASS.code
-_DRAW_MISMATCH: Final = Reason.DRAW_MISMATCH.code
-_REPLY_SIZE: Final = Reason.REPLY_SIZE.code
-_INCOMPLETE: Final = Reason.INCOMPLETE.code
-_OVERLOAD: Final = Reason.OVERLOAD.code
-_TIMEOUT: Final = Reason.TIMEOUT.code
 
 
-class ReceiverSession(SessionMachine):
-    """State of one session at one receiver rank. `memory` is the slot region (uint8, `table.geometry.total_bytes`).
+class ReceiverSession(LandingSession):
+    """State of one session at the rank that faces the leader. `group` None is a group of one; else `hub` tells what it asks for.
 
-    The caller reads `settled` (slots that became READY or were invalidated since it last looked), `fences` (slot
-    indexes whose landing must be fenced, then reported by `fenced`) and `news` (rare events for the log).
+    What the caller reads: see `LandingSession`.
     """
 
     def __init__(
@@ -72,21 +49,13 @@ class ReceiverSession(SessionMachine):
         requests: RequestTable,
         counters: Counters,
         quarantine_bound: int = 0,
+        group: RankGroup | None = None,
     ) -> None:
-        super().__init__(terms, requests, counters, terms.receiver_nonce, terms.leader_nonce)
-        self.table: SlotTable = table
-        self.memory: Memory = memory
-        self.watchdog: Watchdog = Watchdog(table.count)
-        self.group = Group()
-        self.cursor: DenseCursor = DenseCursor()
-        self.settled: list[Slot] = []
-        self.fences: list[int] = []
-        self.rows: int = 0
-        self.ready: int = 0
-        self.bytes_ready: int = 0
-        self.quarantine_bound: int = quarantine_bound or max(1, table.count // 2)
-        self._slot: Slot = table.slots[0]
-        self._row: int = 0
+        super().__init__(terms, table, memory, requests, counters, quarantine_bound)
+        self.group: RankGroup | None = group
+        self.relays = group is not None
+        if group is not None:
+            group.join(self)
 
     # ---- what the engine asks for -------------------------------------------------------------------------------
 
@@ -123,7 +92,8 @@ class ReceiverSession(SessionMachine):
     ) -> Slot | None:
         """Grants a slot for one proposal and queues its STEP. None when no slot is free.
 
-        `support` is 0 for the whole vocabulary (dense) or the k of a top-k. The budget runs from `now_ns`.
+        `support` is 0 for the whole vocabulary (dense) or the k of a top-k. The budget runs from `now_ns`. In a group whose epoch
+        is not open: `ProposalDiscarded(peer_lost)`.
         """
         if request.in_flight:
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
@@ -131,6 +101,8 @@ class ReceiverSession(SessionMachine):
         if request.anchor + depth > request.max_position:
             raise LocalMisuse(f"depth {depth} goes beyond the request's last position {request.max_position}")
         request.check_round()
+        if self.group is not None:
+            self.group.check_open(request.request, request.round)
         slot = self.table.take()
         if slot is None:
             if self.table.exhausted():
@@ -152,26 +124,36 @@ class ReceiverSession(SessionMachine):
         h.temperature = temperature
         h.support_policy = support
         h.budget_us = budget_us
+        self._mark(slot, h, now_ns)
+        slot.seed = request.seed
+        request.in_flight = True
+        if self.group is not None:
+            self.group.granted(slot, h)
+        self.outbox.frame(h, None, 0, 0, NO_KEY)
+        return slot
+
+    def _mark(self, slot: Slot, h: Header, now_ns: int) -> None:
+        """Writes what the STEP grants into the slot, and arms its budget."""
+        budget_us = h.budget_us  # a 64-bit local in the compiled build: a thousand times a u32 is none
         slot.request = h.request
         slot.request_generation = h.request_generation
         slot.round = h.round
         slot.anchor = h.position
-        slot.depth = depth
-        slot.seed = request.seed
-        slot.representation = representation
-        slot.support = support
+        slot.depth = h.depth
+        slot.representation = h.representation
+        slot.support = h.support_policy
         slot.context = h.step_context()
         slot.enqueued_ns = now_ns
         slot.deadline_ns = now_ns + budget_us * 1000
         slot.consumers = 1
         self.watchdog.arm(slot.index, slot.deadline_ns)
-        request.in_flight = True
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
-        return slot
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
-        """Commits tokens of a round (verified or target-only) and tells the leader (COMMIT)."""
+        """Commits tokens of a round (verified or target-only) and tells the leader (COMMIT). `ProposalDiscarded(peer_lost)`, and
+        nothing is committed, for a proposal whose group's epoch has ended meanwhile."""
         fresh = self.terms.judge_tokens(tokens, len(request.tokens), request.max_position)
+        if self.group is not None and source == wire.VERIFIED:
+            self.group.check_commit(request.request, round)
         request.extend(fresh)
         request.in_flight = False
         h = self.blank(wire.COMMIT)
@@ -188,6 +170,8 @@ class ReceiverSession(SessionMachine):
     def close(self, request: Request) -> None:
         """Tells the leader that a request ended (CLOSE); its live proposal, if any, is cancelled first."""
         self.cancel_request(request, Reason.CANCELLED)
+        if self.group is not None:
+            self.group.forget(request.request)
         h = self.blank(wire.CLOSE)
         h.request = request.request
         h.request_generation = request.generation
@@ -198,66 +182,53 @@ class ReceiverSession(SessionMachine):
     def cancel_request(self, request: Request, reason: Reason) -> None:
         """Invalidates the request's proposal that is still landing, if there is one."""
         for slot in self.table.slots:
-            if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
+            if slot.request == request.request and slot.state in st.LIVE:
                 self.discard(slot, reason.code)
-
-    def release(self, slot: Slot, generation: int, rank: int, consumer: int) -> bool:
-        """See `SlotTable.release`."""
-        return self.table.release(slot, generation, rank, consumer)
-
-    def overdue(self, slot: Slot) -> None:
-        """A consumer kept a READY slot too long: QUARANTINE until it releases after all (SPEC section 4, Release)."""
-        slot.move(st.OVERDUE)
-        self._bound_quarantine()
-
-    def tick(self, now_ns: int) -> None:
-        """Invalidates every generation whose budget is spent at `now_ns`."""
-        if now_ns < self.watchdog.next_ns:
-            return
-        for index in self.watchdog.expired(now_ns):
-            self.discard(self.table.slots[index], _TIMEOUT)
-
-    def fenced(self, index: int, was_landing: bool) -> None:
-        """The link reports that nothing can land in this slot any more; a cut row counts as late bytes."""
-        slot = self.table.slots[index]
-        if was_landing:
-            self.counters.refuse(Reason.GENERATION_STALE)
-        if slot.state == st.QUARANTINE and not slot.decided:
-            slot.move(st.FENCED)
 
     def lost(self, reason: Reason) -> None:
-        """The link is gone (so nothing can land): every landing generation is void, the epoch ends."""
-        self.group.end_epoch()
-        for slot in self.table.slots:
-            if slot.state in (st.GRANTED, st.LANDING):
-                self.discard(slot, reason.code)
-        for slot in self.table.slots:
-            self.fenced(slot.index, False)
-        self.fences.clear()
+        """See `LandingSession.lost`. No rank is dead by this: a group decides the proposals as failed, its epoch goes on."""
+        super().lost(reason)
         for request in self.requests.requests.values():
             request.in_flight = False
+        if self.group is not None:
+            self.group.part(self)
 
-    # ---- invalidation -------------------------------------------------------------------------------------------
+    # ---- decisions ----------------------------------------------------------------------------------------------
+
+    def row_done(self, slot: Slot, row: int, header: Header) -> None:
+        """See `LandingSession.row_done`: the row goes on to every member."""
+        assert self.group is not None
+        self.group.row(slot, row, header)
+
+    def completed(self, slot: Slot, now_ns: int) -> None:
+        """See `LandingSession.completed`."""
+        if self.group is None:
+            self.make_ready(slot, now_ns)
+        else:
+            slot.move(st.VOTE)
+            self.group.completed(slot, now_ns)
+
+    def decide(self, slot: Slot, code: int, now_ns: int) -> None:
+        """The group's decision on a generation that it holds: 0 is READY. What is void here already stays as it is."""
+        if code == 0:
+            self.make_ready(slot, now_ns)
+        elif slot.state in st.LIVE:
+            self.discard(slot, code)
 
     def discard(self, slot: Slot, code: int, tell: bool = True) -> None:
-        """Invalidates a landing generation: counted, told to the leader (unless it told us), its request's generation rises."""
-        reason = Reason.from_code(code)
-        slot.move(st.INVALIDATE)
-        slot.reason = code
-        slot.consumers = 0
-        self.watchdog.disarm(slot.index)
-        self.counters.add("discarded")
-        self.counters.refuse(reason)
-        self.news.append(("discarded", reason, slot.index, slot.generation))
-        self.fences.append(slot.index)
-        self.settled.append(slot)
+        """Invalidates a live generation: counted, told to the leader (unless it told us) and to the group; the generation of its
+        request rises."""
+        self.invalidate(slot, code)
+        self.settle_void(slot, code)
         try:
             self._raise_generation(slot)
             if tell:
                 self._tell_reset(slot, code)
         except PeerFault as fault:  # a full outbox or the last generation: the session ends, but every slot is settled
             self.broken = fault.reason.code
-        self._bound_quarantine()
+        if self.group is not None:
+            self.group.failed(slot, code)
+        self.bound_quarantine()
 
     def _raise_generation(self, slot: Slot) -> None:
         request = self.requests.get(slot.request)
@@ -275,9 +246,10 @@ class ReceiverSession(SessionMachine):
         h.status = code
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
-    def _bound_quarantine(self) -> None:
-        if self.table.quarantined() > self.quarantine_bound and len(self.fences) < self.table.quarantined():
-            self.broken = _OVERLOAD
+    def void(self, slot: Slot, reason: Reason) -> None:
+        """The target could not use a READY proposal after all: the leader drops what it speculated (RESET). The slot is held
+        until its consumer releases it."""
+        self._tell_reset(slot, reason.code)
 
     # ---- what the assembler tells -------------------------------------------------------------------------------
 
@@ -292,177 +264,21 @@ class ReceiverSession(SessionMachine):
             self.tick(now_ns)
         kind = header.kind
         if kind == 4 or kind == 5:  # REPLY, COMPLETION
-            if header.slot >= self.terms.max_slots:
-                return -_SLOT_BOUNDS
-            slot = self.table.slots[header.slot]
-            if slot.generation != header.slot_generation or slot.state < 1 or slot.state > 2:
-                return self._not_landing(slot, header)
-            self._slot = slot
-            code = self._check_identity(slot, header)
-            if code == 0 and kind == 4:
-                code = self._check_row(slot, header)
-            if code:
-                self.discard(slot, code)
-                return 1
-            if kind == 5:
-                return 0
-            return self._land(slot, header, landing)
+            return self.accept_row(header, landing)
         if kind == 7 or kind == 8 or kind == 10:  # RESET, CANCEL, STATUS
             return 0
         return -_UNEXPECTED_KIND
-
-    def _not_landing(self, slot: Slot, header: Header) -> int:
-        """A frame for a generation that is not landing: late ones drain and disturb nobody; a future one ends the link."""
-        if header.slot_generation > slot.generation:
-            return -_SLOT_STATE
-        if header.slot_generation == slot.generation and slot.decided:
-            self.counters.refuse(Reason.GENERATION_DUPLICATE)
-        else:
-            self.counters.refuse(Reason.GENERATION_STALE)
-        return 1
-
-    def _check_identity(self, slot: Slot, header: Header) -> int:
-        if header.request != slot.request:
-            return _REQUEST_MISMATCH
-        if header.request_generation != slot.request_generation:
-            return _GENERATION_STALE
-        if header.round != slot.round:
-            return _ROUND_MISMATCH
-        if header.depth != slot.depth:
-            return _DEPTH_MISMATCH
-        if header.shard != 0:
-            return _ID_RANGE
-        if header.context != slot.context:
-            return _CONTEXT_MISMATCH
-        return 0
-
-    def _check_row(self, slot: Slot, header: Header) -> int:
-        if header.position <= slot.anchor or header.position > slot.anchor + slot.depth:
-            return _POSITION_BOUNDS
-        row = header.position - slot.anchor - 1
-        if (slot.rows_done >> row) & 1:
-            return _POSITION_DUPLICATE
-        self._row = row
-        if header.representation != slot.representation:
-            return _REPRESENTATION
-        if header.first_id != 0 or header.end_id != self.terms.vocab_size:
-            return _ID_RANGE
-        if header.shard_mass != 16777216 or header.mass_before != 0:
-            return _MASS
-        if header.draw_counter != 0:
-            return _DRAW_MISMATCH
-        if header.representation == 1:
-            if header.entry_count != self.terms.vocab_size:
-                return _SUPPORT_BOUNDS
-            if header.payload_length != self.terms.dense_row_bytes:
-                return _LENGTH_BOUNDS
-        else:
-            if header.entry_count < 1 or header.entry_count > slot.support:
-                return _SUPPORT_BOUNDS
-            if header.payload_length != header.entry_count * 8:
-                return _LENGTH_BOUNDS
-        if header.token < 0 or header.token >= self.terms.vocab_size:
-            return _ID_RANGE
-        return 0
-
-    def _land(self, slot: Slot, header: Header, landing: Landing) -> int:
-        slot.move(1)
-        landing.memory = self.memory
-        landing.offset = slot.rows_at + self._row * slot.row_bytes
-        landing.owner = slot.index
-        if header.representation == 1:
-            self.cursor.begin(
-                self.memory,
-                landing.offset,
-                header.entry_count,
-                header.payload_length,
-                header.payload_seed(self.terms.leader_nonce),
-            )
-        return 0
-
-    def progress(self, header: Header, landed: int) -> None:
-        """See `FrameSink.progress`: dense rows are digested and validated while they are hot."""
-        if header.kind == 4 and header.representation == 1:
-            self.cursor.advance(landed)
 
     def finish(self, header: Header, now_ns: int) -> int:
         """See `FrameSink.finish`."""
         kind = header.kind
         if kind == 4:
-            self._finish_row(header)
+            self.finish_row(header, now_ns)
             return 0
         if kind == 5:
-            self._finish_proposal(header, now_ns)
+            self.finish_proposal(header, now_ns)
             return 0
         return self._notice(header)
-
-    def _finish_row(self, header: Header) -> None:
-        slot = self._slot
-        if slot.state != 2 or slot.generation != header.slot_generation:
-            self.counters.refuse(Reason.GENERATION_STALE)  # invalidated while it landed, and not fenced yet
-            return
-        at = slot.rows_at + self._row * slot.row_bytes
-        u24 = _NO_PROOF
-        if self.terms.draw_proof:
-            u24 = draw_u24(slot.seed, 1, slot.request_generation, slot.round, header.position)
-        if header.representation == 1:
-            code = self.cursor.finish(header.payload_digest, 16777216, header.token, u24)
-        else:
-            seed = header.payload_seed(self.terms.leader_nonce)
-            if xxh3_64(self.memory, at, header.payload_length, seed) != header.payload_digest:
-                code = _PAYLOAD_DIGEST
-            else:
-                code = validate_sparse_row(
-                    self.memory,
-                    at,
-                    at + header.entry_count * 4,
-                    header.entry_count,
-                    0,
-                    self.terms.vocab_size,
-                    16777216,
-                    header.token,
-                    u24,
-                )
-        if code:
-            self.discard(slot, code)
-            return
-        wire._put32(self.memory, slot.meta_at + self._row * 4, header.token)
-        wire._put32(self.memory, slot.meta_at + (slot.depth + self._row) * 4, header.entry_count)
-        wire.put_digest_entry(slot.digests, self._row, header.position, header.payload_length, header.payload_digest)
-        bit = 1  # a 64-bit local in the compiled build: a C int would overflow at row 31
-        slot.rows_done |= bit << self._row
-        slot.reply_bytes += header.payload_length
-        self.rows += 1
-
-    def _finish_proposal(self, header: Header, now_ns: int) -> None:
-        slot = self._slot
-        code = self._judge_completion(slot, header)
-        if code:
-            self.discard(slot, code)
-            return
-        if self.group.vote_ready(slot.index, slot.generation):
-            slot.move(2)
-            slot.decided = True
-            slot.ready_ns = now_ns
-            self.watchdog.disarm(slot.index)
-            self.ready += 1
-            self.bytes_ready += slot.reply_bytes
-            self.settled.append(slot)
-
-    def _judge_completion(self, slot: Slot, header: Header) -> int:
-        if header.position != slot.anchor:
-            return _POSITION_BOUNDS
-        if header.status != 0:
-            return header.status if header.status <= len(Reason) else _INCOMPLETE
-        full = 1  # a 64-bit local in the compiled build, as in _finish_row
-        full = (full << slot.depth) - 1
-        if slot.rows_done != full or header.positions != slot.depth:
-            return _INCOMPLETE
-        if header.reply_size != slot.reply_bytes:
-            return _REPLY_SIZE
-        if xxh3_64(slot.digests, 0, slot.depth * 16, 0) != header.reply_digest:
-            return _PAYLOAD_DIGEST
-        return 0
 
     def _notice(self, header: Header) -> int:
         """RESET, CANCEL or STATUS of the leader: the generation they name dies. A STATUS that names none is the leader's last
@@ -481,7 +297,7 @@ class ReceiverSession(SessionMachine):
         slot = self.table.slots[header.slot]
         if header.slot_generation > slot.generation:
             return -_SLOT_STATE
-        if slot.generation == header.slot_generation and slot.state in (st.GRANTED, st.LANDING):
+        if slot.generation == header.slot_generation and slot.state in st.LIVE:
             if header.request != slot.request:
                 self.discard(slot, _REQUEST_MISMATCH)
             else:

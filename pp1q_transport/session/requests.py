@@ -55,6 +55,17 @@ class Request:
             self.tokens.extend(fresh)
             self.anchor = len(self.tokens) - 1
 
+    def rewrite(self, tokens: Iterable[int]) -> None:
+        """Other committed tokens in place of these: what a rank group agreed on (SPEC section 4). The generation rises."""
+        before = (self.tokens, self.prefix_low, self.prefix_high, self.anchor)
+        self.tokens, self.prefix_low, self.prefix_high, self.anchor = array("i"), 0, 0, 0
+        try:
+            self.extend(tokens)
+        except (LocalMisuse, PeerFault):
+            self.tokens, self.prefix_low, self.prefix_high, self.anchor = before
+            raise
+        self.discard()
+
     def check_round(self) -> int:
         """0; raises `PeerFault(generation_exhausted)` when `next_round` would."""
         if self.round >= _U32_MAX:

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef bytes _NEXT
 cdef int _EVENTS
+cdef int _CONSUMERS
 cdef int _ILLEGAL
 cdef int _FREE
 cdef int _READY
@@ -30,10 +31,11 @@ cdef class Slot:
     cdef public uint64_t seed, context
     cdef public uint32_t representation, support
     cdef public uint64_t rows_done, reply_bytes
-    cdef public int64_t deadline_ns, enqueued_ns, ready_ns
+    cdef public int64_t deadline_ns, enqueued_ns, ready_ns, last_row_ns
     cdef public uint32_t consumers
     cdef public int reason
-    cdef public bint decided
+    cdef public bint decided, fenced
+    cdef public uint32_t epoch
     cdef public uint8_t[::1] digests
     @cython.locals(after=int)
     cpdef int move(self, int event) except -1
@@ -42,9 +44,11 @@ cdef class Slot:
 cdef class SlotTable:
     cdef public SlotGeometry geometry
     cdef public list slots
-    cdef public int count
+    cdef public int count, rank
+    cdef public uint32_t floor
     cdef int _next
     @cython.locals(step=int, index=int, slot=Slot)
     cpdef Slot take(self)
+    cdef _begin(self, Slot slot, uint32_t generation)
     @cython.locals(bit=uint32_t)
     cpdef bint release(self, Slot slot, uint32_t generation, int rank, int consumer) except -1

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..errors import LocalMisuse, Reason
+from ..errors import LocalMisuse, PeerFault, Reason
 
 FREE: Final = 0
 GRANTED: Final = 1
 LANDING: Final = 2
 READY: Final = 3
 QUARANTINE: Final = 4
-STATE_NAMES: Final = ("FREE", "GRANTED", "LANDING", "READY", "QUARANTINE")
+VOTED: Final = 5
+STATE_NAMES: Final = ("FREE", "GRANTED", "LANDING", "READY", "QUARANTINE", "VOTED")
+LIVE: Final = (GRANTED, LANDING, VOTED)
+"""The states of a proposal that is neither ready nor void."""
 
 GRANT: Final = 0
 LAND: Final = 1
@@ -24,13 +27,21 @@ RELEASE_LAST: Final = 3
 INVALIDATE: Final = 4
 FENCED: Final = 5
 OVERDUE: Final = 6
-EVENT_NAMES: Final = ("GRANT", "LAND", "DECIDE_READY", "RELEASE_LAST", "INVALIDATE", "FENCED", "OVERDUE")
+VOTE: Final = 7
+EVENT_NAMES: Final = ("GRANT", "LAND", "DECIDE_READY", "RELEASE_LAST", "INVALIDATE", "FENCED", "OVERDUE", "VOTE")
+
+GROUP_CONSUMER: Final = 30
+"""The consumer that stands for the rest of a rank group: at rank 0 the members that hold the slot, at a member the decision that
+is still to come."""
 
 TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (FREE, GRANT): GRANTED,
     (GRANTED, LAND): LANDING,
     (LANDING, LAND): LANDING,
     (LANDING, DECIDE_READY): READY,
+    (LANDING, VOTE): VOTED,  # this rank has judged it whole; the group's decision is to come, nothing may land any more
+    (VOTED, DECIDE_READY): READY,
+    (VOTED, INVALIDATE): QUARANTINE,
     (READY, RELEASE_LAST): FREE,
     (GRANTED, INVALIDATE): QUARANTINE,
     (LANDING, INVALIDATE): QUARANTINE,
@@ -45,9 +56,10 @@ _GRANT: Final = GRANT
 _RELEASE_LAST: Final = RELEASE_LAST
 _FENCED: Final = FENCED
 _GENERATIONS: Final = 0xFFFFFFFF
-_EVENTS: Final = 7
+_EVENTS: Final = 8
+_CONSUMERS: Final = 31
 _ILLEGAL: Final = 255
-_NEXT: Final[bytes] = bytes(TRANSITIONS.get((state, event), _ILLEGAL) for state in range(5) for event in range(_EVENTS))
+_NEXT: Final[bytes] = bytes(TRANSITIONS.get((state, event), _ILLEGAL) for state in range(6) for event in range(_EVENTS))
 
 _GENERATION_EXHAUSTED: Final = Reason.GENERATION_EXHAUSTED.code
 
@@ -103,9 +115,14 @@ class Slot:
         self.deadline_ns: int = 0
         self.enqueued_ns: int = 0
         self.ready_ns: int = 0
+        self.last_row_ns: int = 0
         self.consumers: int = 0
         self.reason: int = 0
         self.decided: bool = False
+        self.fenced: bool = False
+        """Of a slot in QUARANTINE that was not READY: nothing can land any more, only the group still holds it."""
+        self.epoch: int = 0
+        """The group's epoch that granted it; 0 in a group of one."""
         self.digests = bytearray(16 * geometry.depth)
 
     def move(self, event: int) -> None:
@@ -117,10 +134,15 @@ class Slot:
 
 
 class SlotTable:
-    """All slots of one receiver rank. Outlives sessions: generations only rise, a slot still read stays taken."""
+    """All slots of one receiver rank. Outlives sessions: generations only rise, a slot still read stays taken.
 
-    def __init__(self, geometry: SlotGeometry) -> None:
+    Generations granted by `take` lie above `floor`: what other ranks of the group have seen (SPEC section 2, Generations).
+    """
+
+    def __init__(self, geometry: SlotGeometry, rank: int = 0) -> None:
         self.geometry = geometry
+        self.rank: int = rank
+        self.floor: int = 0
         self.slots: list[Slot] = [Slot(index, geometry) for index in range(geometry.max_slots)]
         self.count: int = geometry.max_slots
         self._next: int = 0
@@ -134,40 +156,67 @@ class SlotTable:
             index = (self._next + step) % self.count
             slot = self.slots[index]
             if slot.state == _FREE:
+                if slot.generation < self.floor:
+                    slot.generation = self.floor
                 if slot.generation >= _GENERATIONS:
                     continue
                 self._next = index + 1
-                slot.generation += 1
-                slot.rows_done = 0
-                slot.reply_bytes = 0
-                slot.ready_ns = 0
-                slot.consumers = 0
-                slot.reason = 0
-                slot.decided = False
-                slot.move(_GRANT)
+                self._begin(slot, slot.generation + 1)
                 return slot
         return None
 
+    def _begin(self, slot: Slot, generation: int) -> None:
+        slot.move(_GRANT)
+        slot.generation = generation
+        slot.rows_done = 0
+        slot.reply_bytes = 0
+        slot.ready_ns = 0
+        slot.consumers = 0
+        slot.reason = 0
+        slot.decided = False
+        slot.fenced = False
+        slot.epoch = 0
+
+    def adopt(self, index: int, generation: int) -> Slot:
+        """The slot that rank 0 granted, as `take` gives one. Raises `PeerFault` (and changes nothing) unless the slot is FREE
+        (`slot_state`) and its generation rises (`generation_stale`), `LocalMisuse` when there is no such slot."""
+        if not 0 <= index < self.count:
+            raise LocalMisuse(f"no slot {index}")
+        slot = self.slots[index]
+        if slot.state != FREE:
+            raise PeerFault(Reason.SLOT_STATE, f"slot {index} is granted while it is {STATE_NAMES[slot.state]}")
+        if generation <= slot.generation:
+            raise PeerFault(Reason.GENERATION_STALE, f"slot {index}: generation {generation} after {slot.generation}")
+        self._begin(slot, generation)
+        return slot
+
     def release(self, slot: Slot, generation: int, rank: int, consumer: int) -> bool:
-        """A consumer is done with a READY proposal. Idempotent: a stale or repeated release changes nothing."""
+        """A consumer (0..30) is done with a proposal. Idempotent: a stale or repeated release changes nothing. A slot in
+        QUARANTINE that was never READY waits for its fence too."""
+        if consumer < 0 or consumer >= _CONSUMERS:
+            return False
         bit = 1 << consumer
-        if rank != 0 or slot.generation != generation or not slot.consumers & bit:
+        if rank != self.rank or slot.generation != generation or not slot.consumers & bit:
             return False
         if slot.state == _READY:
             slot.consumers &= ~bit
             if slot.consumers == 0:
                 slot.move(_RELEASE_LAST)
             return True
-        if slot.state == _QUARANTINE and slot.decided:
+        if slot.state == _QUARANTINE:
             slot.consumers &= ~bit
-            if slot.consumers == 0:
+            if slot.consumers == 0 and (slot.decided or slot.fenced):
                 slot.move(_FENCED)
             return True
         return False
 
     def exhausted(self) -> bool:
         """Whether some slot's u32 generation ran out, which ends the session (SPEC section 2)."""
-        return any(slot.generation >= _GENERATIONS for slot in self.slots)
+        return self.floor >= _GENERATIONS or any(slot.generation >= _GENERATIONS for slot in self.slots)
+
+    def highest(self) -> int:
+        """The highest generation that any slot has seen."""
+        return max(slot.generation for slot in self.slots)
 
     def by_state(self) -> dict[str, int]:
         """How many slots stand in each state, by name."""
@@ -181,5 +230,9 @@ class SlotTable:
         return sum(1 for slot in self.slots if slot.state != FREE)
 
     def quarantined(self) -> int:
-        """How many slots wait for a fence or a late consumer."""
+        """How many slots wait for a fence, a late consumer, or the rest of the group."""
         return sum(1 for slot in self.slots if slot.state == QUARANTINE)
+
+    def unconfirmed(self) -> int:
+        """How many slots wait for a fence or a late consumer, both of which are this rank's own affair."""
+        return sum(1 for slot in self.slots if slot.state == QUARANTINE and not slot.fenced)

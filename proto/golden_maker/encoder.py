@@ -19,6 +19,7 @@ MASS = 1 << 24
 KINDS = {
     "OPEN": 1, "CLOSE": 2, "STEP": 3, "REPLY": 4, "COMPLETION": 5, "COMMIT": 6,
     "RESET": 7, "CANCEL": 8, "TOKEN": 9, "STATUS": 10, "PROOF": 11,
+    "GRANT": 12, "VOTE": 13, "DECIDE": 14, "RELEASED": 15, "EPOCH": 16, "AGREE": 17, "LEAVE": 18,
 }  # fmt: skip
 
 COMMON = struct.Struct("<4sBBHQQQIIIIHHBBHII")
@@ -26,6 +27,7 @@ COMMON_FIELDS = (
     "magic", "version", "kind", "flags", "boot_nonce", "session", "request", "slot_generation", "request_generation",
     "round", "position", "slot", "shard", "depth", "representation", "reserved", "payload_length", "entry_count",
 )  # fmt: skip
+_BALLOT = ("<16xI8xH18x", ("epoch", "status"))
 _NOTICE = ("<24xIH18x", ("subject", "status"))
 ARGUMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "OPEN": ("<QQQII16x", ("prefix_low", "prefix_high", "seed", "token_count", "max_position")),
@@ -45,10 +47,20 @@ ARGUMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "CANCEL": _NOTICE,
     "STATUS": _NOTICE,
     "PROOF": _NOTICE,
+    "GRANT": (
+        "<QQQQIIII",
+        ("seed", "context", "target_context", "trace_id", "support_policy", "budget_us", "epoch", "owner"),
+    ),
+    "VOTE": _BALLOT,
+    "DECIDE": _BALLOT,
+    "RELEASED": _BALLOT,
+    "EPOCH": ("<16xI4xI20x", ("epoch", "phase")),
+    "AGREE": ("<QQII24x", ("state_low", "state_high", "epoch", "floor")),
+    "LEAVE": _BALLOT,
 }
 WIDE = frozenset({
     "boot_nonce", "session", "request", "prefix_low", "prefix_high", "seed", "target_context", "trace_id", "context",
-    "reply_digest",
+    "reply_digest", "state_low", "state_high",
 })  # fmt: skip
 
 

@@ -7,7 +7,7 @@ one, is what refuses the frame.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,7 @@ class Faults:
         self.add("bad_version_1", "bad_version", link, "A frame of wire version 1.", base, version=1)
         self.add("bad_version_3", "bad_version", link, "A frame of a later wire version.", base, version=3)
         self.add("unknown_kind_0", "unknown_kind", link, "Kind 0.", base, replace(frame, kind_byte=0))
-        self.add("unknown_kind_12", "unknown_kind", link, "Kind 12.", base, replace(frame, kind_byte=12))
+        self.add("unknown_kind_19", "unknown_kind", link, "Kind 19.", base, replace(frame, kind_byte=19))
         self.add("unknown_flag", "unknown_flag", link, "A flag bit; version 2 has none.", base, flags=1)
         wrong = replace(frame, header_digest=enc.xxh3(frame.header()[:120]) ^ 1)
         self.add("header_digest", "header_digest", link, "The header's digest is off by one bit.", base, wrong)
@@ -366,10 +366,12 @@ def _tokens(opened: Frame, tokens: list[int]) -> tuple[Frame]:
     return (replace(opened, payload=enc.tokens_payload(tokens)).but(**changed),)
 
 
-def invalid(valid: list[Vector]) -> list[Vector]:
-    """Every invalid data-plane vector but the proofs."""
+def invalid(valid: list[Vector], *more: Callable[[Faults], None]) -> list[Vector]:
+    """Every invalid data-plane vector but the proofs; `more` adds those of other modules."""
     faults = Faults(valid)
     for part in (faults.header, faults.identity, faults.claims, faults.values, faults.completions, faults.steps,
                  faults.prefixes):  # fmt: skip
         part()
+    for other in more:
+        other(faults)
     return faults.out

@@ -40,6 +40,7 @@ OPS = st.one_of(
     st.tuples(st.just("write_two"), st.integers(0, 40), st.integers(0, 40)),
     st.tuples(st.just("read_into"), st.integers(0, 80)),
     st.tuples(st.just("wait_space"), st.integers(1, CAPACITY)),
+    st.tuples(st.just("poll"), st.integers(1, 3)),
     st.tuples(st.sampled_from(("writable", "readable", "sleep", "awake", "end_wait_space", "wake_needed", "space_needed"))),
     st.tuples(st.just("scribble"), st.sampled_from((HEAD, TAIL)), st.integers(-70, 70)),
 )
@@ -230,6 +231,7 @@ MISUSE: tuple[tuple[str, Callable[[bytearray], object]], ...] = (
     ("source None", lambda m: Ring(m, 0, CAPACITY).write(None, 0, 1)),  # type: ignore[arg-type]
     ("second piece too short", lambda m: Ring(m, 0, CAPACITY).write_two(b"abc", 0, 3, b"abc", 2, 2)),
     ("target too short", lambda m: Ring(m, 0, CAPACITY).read_into(bytearray(4), 2, 3)),
+    ("no looks", lambda m: Ring(m, 0, CAPACITY).poll(0)),
     ("room that can't be", lambda m: Ring(m, 0, CAPACITY).wait_space(CAPACITY + 1)),
     ("no room wanted", lambda m: Ring(m, 0, CAPACITY).wait_space(0)),
 )

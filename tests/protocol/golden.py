@@ -22,7 +22,11 @@ from pp1q_transport.counters import Counters
 from pp1q_transport.errors import PeerFault, Reason, Refused
 from pp1q_transport.session import slots as st
 from pp1q_transport.session.assembler import Assembler
+from pp1q_transport.session.group import Fate
+from pp1q_transport.session.group_member import Member
+from pp1q_transport.session.hub import HubSession, RankGroup
 from pp1q_transport.session.leader import LeaderSession
+from pp1q_transport.session.member import MemberSession
 from pp1q_transport.session.negotiate import (
     Agreement,
     Connector,
@@ -73,7 +77,7 @@ class Golden:
     @property
     def by_receiver(self) -> bool:
         """Whether a receiver sends this frame."""
-        return bool(self.note["to"] in ("leader", "listener_port"))
+        return bool(self.note["to"] in ("leader", "listener_port", "coordinator"))
 
 
 def recipe_payload(recipe: dict[str, int], vocab: int) -> bytes:
@@ -166,7 +170,7 @@ def drain(outbox: Outbox) -> bytes:
 class Bench:
     """What both ends share. Subclasses say how their session makes its own frames and what a fed frame changed."""
 
-    session: ReceiverSession | LeaderSession
+    session: ReceiverSession | LeaderSession | MemberSession | HubSession
     sends_receiver_frames: bool
 
     def __init__(self, session_name: str) -> None:
@@ -359,6 +363,152 @@ class LeaderBench(Bench):
         return f"grants {alive} outlive the link" if alive else ""
 
 
+class MemberBench(Bench):
+    """Rank 1 of 2, at the group link's other end."""
+
+    sends_receiver_frames = True
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__(session_name)
+        geometry = self.terms.geometry()
+        self.table = SlotTable(geometry, 1)
+        self.member = Member(1, 2)
+        self.session: MemberSession = MemberSession(
+            self.terms, self.member, self.table, bytearray(geometry.total_bytes), self.counters
+        )
+        self.session.up()
+        self.assembler = Assembler(self.session)
+
+    def send(self, golden: Golden) -> None:
+        f = golden.fields
+        if golden.kind == "AGREE":
+            for slot in self.table.slots:
+                slot.generation = f["floor"]
+            assert self.session.agree(f["state_low"], f["state_high"])
+        elif golden.name == "vote_no":
+            self.session.discard(self.table.slots[f["slot"]], f["status"])
+        else:
+            assert golden.name == "vote_ready", "which follows the completion by itself"
+        self.fence()
+
+    def fence(self) -> None:
+        fences, self.session.fences = self.session.fences, []
+        for index in fences:
+            self.session.fenced(index, self.assembler.landing.abandon(index))
+
+    def feed(self, data: bytes, now_ns: int = START_NS) -> Outcome:
+        session, member = self.session, self.member
+        rows, ready, news, refused = session.rows, session.ready, len(session.news), dict(self.counters.reasons)
+        before = (member.standing, member.epoch, len(member.papers), self.table.by_state()["VOTED"])
+        session.settled.clear()
+        code = fill(self.assembler, data, now_ns)
+        self.fence()
+        assert session.broken == 0
+        if code:
+            assert session.ready == ready, "a frame that cost the link made a proposal ready"
+            return _link(code)
+        void = [slot for slot in session.settled if slot.reason]
+        if void:
+            return Outcome("", "", f"discarded:{Reason.from_code(void[0].reason).value}")
+        own = [item[1].value for item in session.news[news:] if item[0] == "refused"]
+        if own:
+            return Outcome("proposal", own[0], "")
+        counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
+        if counted:
+            return Outcome("frame", counted[0], "")
+        if session.ready > ready:
+            return Outcome("", "", "ready")
+        if self.table.by_state()["VOTED"] > before[3]:
+            return Outcome("", "", "voted")
+        if session.rows > rows:
+            return Outcome("", "", "row_landed")
+        if len(member.papers) > before[2]:
+            return Outcome("", "", "granted")
+        if (member.standing, member.epoch) != before[:2]:
+            return Outcome("", "", f"epoch_{member.standing.value}")
+        return Outcome("", "", "noted" if len(session.news) > news else "")
+
+    def cut(self) -> str:
+        live, ready = [slot for slot in self.table.slots if slot.state in st.LIVE], self.session.ready
+        self.session.lost(Reason.PEER_LOST)
+        if self.session.ready != ready or self.member.open:
+            return "something outlives the link"
+        odd = [slot.index for slot in live if slot.reason != Reason.PEER_LOST.code or slot.state != st.FREE]
+        return f"slots {odd} are not discarded as peer_lost" if odd else ""
+
+
+class HubBench(Bench):
+    """Rank 0 of 2, at its end of the group link; its session with the leader exists, and is not looked at."""
+
+    sends_receiver_frames = False
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__(session_name)
+        geometry = self.terms.geometry()
+        self.table = SlotTable(geometry)
+        self.group = RankGroup(2, self.counters)
+        self.receiver = ReceiverSession(
+            self.terms, self.table, bytearray(geometry.total_bytes), self.requests, self.counters, group=self.group
+        )
+        self.session: HubSession = HubSession(self.terms, self.group, 1, self.counters)
+        self.session.up()
+        self.assembler = Assembler(self.session)
+
+    def send(self, golden: Golden) -> None:
+        f = golden.fields
+        if golden.kind == "EPOCH" and f["phase"] == 3:
+            assert self.group.agree(number(vectors()["agree"].fields["state_low"]), vectors()["agree"].fields["state_high"])
+        elif golden.kind == "GRANT":
+            tokens = vectors()["open"].note["payload"]["tokens"]
+            step = vectors()["step_dense"].fields
+            request = Request(f["request"], f["seed"], tokens, generation=f["request_generation"])
+            request.round = f["round"]
+            self.requests.add(request)
+            slot = self.receiver.step(
+                request, START_NS, f["depth"], step["temperature"], f["support_policy"], f["representation"],
+                f["target_context"], f["budget_us"], f["trace_id"],
+            )  # fmt: skip
+            assert slot is not None
+        else:
+            assert golden.name in ("epoch_asking", "decide_no"), "which follow by themselves"
+
+    def prepare(self, before: list[str]) -> None:
+        if not before:
+            drain(self.session.outbox)  # EPOCH, which no `before` names
+        super().prepare(before)
+
+    def feed(self, data: bytes, now_ns: int = START_NS) -> Outcome:
+        coordinator, refused, news = self.group.coordinator, dict(self.counters.reasons), len(self.session.news)
+        agreed, epoch = len(coordinator._digests), coordinator.epoch
+        fates = {slot: (p.fate, len(p.votes)) for slot, p in coordinator.proposals.items()}
+        code = fill(self.assembler, data, now_ns)
+        if code:
+            return _link(code)
+        if coordinator.epoch != epoch:
+            return Outcome("", "", "epoch_ended")
+        for slot, proposal in coordinator.proposals.items():
+            fate, votes = fates[slot]
+            if proposal.fate is not fate:
+                freed = proposal.fate is Fate.CLOSED
+                return Outcome("", "", "freed" if freed else f"decided:{Reason.from_code(proposal.code).value}")
+            if len(proposal.votes) > votes:
+                return Outcome("", "", "voted")
+        counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
+        if counted:
+            return Outcome("frame", counted[0], "")
+        if len(coordinator._digests) > agreed:
+            return Outcome("", "", "agreed")
+        return Outcome("", "", "noted" if len(self.session.news) > news else "")
+
+    def cut(self) -> str:
+        live = [slot for slot in self.table.slots if slot.state in st.LIVE]
+        self.session.lost(Reason.PEER_LOST)
+        if self.group.open:
+            return "the epoch outlives the link"
+        odd = [slot.index for slot in live if slot.reason != Reason.PEER_LOST.code]
+        return f"slots {odd} are not discarded as peer_lost" if odd else ""
+
+
 class ProofBench(Bench):
     """The data port of the listener, or the link of the connector, before the session begins."""
 
@@ -386,6 +536,8 @@ def bench_for(golden: Golden) -> Bench:
     bench: Bench
     if to in ("listener_port", "connector_link"):
         bench = ProofBench(to)
+    elif to in ("member", "coordinator"):
+        bench = MemberBench(golden.note["session"]) if to == "member" else HubBench(golden.note["session"])
     else:
         # No machine of this build is a draft peer: a TOKEN is judged by the receiver, which refuses it by its kind.
         bench = LeaderBench(golden.note["session"]) if to == "leader" else ReceiverBench(golden.note["session"])

@@ -8,15 +8,15 @@ import pytest
 
 from pp1q_transport.errors import Reason
 
-from . import cases_handshake, cases_headers, cases_requests, cases_rows, cases_time
+from . import cases_group, cases_handshake, cases_headers, cases_requests, cases_rows, cases_time
 from .case import Case
 
-TABLES = (cases_headers, cases_requests, cases_rows, cases_time, cases_handshake)
+TABLES = (cases_headers, cases_requests, cases_rows, cases_time, cases_handshake, cases_group)
 CASES: tuple[Case, ...] = tuple(case for table in TABLES for case in table.CASES)
 
 # Members of the closed list that no case can meet in this build, each with its why.
 UNREACHABLE = {
-    Reason.RANK_DISAGREE: "groups are of one rank: there is nobody to disagree with",
+    Reason.CIRCUIT_OPEN: "the daemon answers its own target with it, before anything is sent",
 }
 
 

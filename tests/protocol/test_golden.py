@@ -31,7 +31,6 @@ NO_FRAME_MEETS = {
     Reason.CANCELLED: "a caller's or a peer's wish, see the valid cancel_to_receiver",
     Reason.PEER_LOST: "the end of a link, see the truncations",
     Reason.LINK_ERROR: "the operating system's word on a link, see the valid reset_to_receiver",
-    Reason.RANK_DISAGREE: "ranks of one group; groups have one rank in this build",
     Reason.GENERATION_EXHAUSTED: "2^32 rounds or generations; a session of that age is tested where it counts",
     Reason.INVALID_WEIGHTS: "weights never travel",
 }
@@ -147,12 +146,16 @@ def test_a_payload_holds_what_its_notes_say(vector: Golden) -> None:
 
 def check_row(vector: Golden, note: dict[str, Any], payload: bytes) -> None:
     f = vector.fields
-    step = next(vectors()[name] for name in reversed(vector.note["before"]) if vectors()[name].kind == "STEP")
-    opened = next(vectors()[name] for name in vector.note["before"] if vectors()[name].kind == "OPEN")
+    step = next(vectors()[name] for name in reversed(vector.note["before"]) if vectors()[name].kind in ("STEP", "GRANT"))
     header = wire.Header()
     assert header.decode(step.data, 0) == 0
-    assert f["context"] == header.step_context()
-    u24 = kernels.draw_u24(opened.fields["seed"], 1, f["request_generation"], f["round"], f["position"])
+    if step.kind == "GRANT":
+        assert f["context"] == header.context
+        seed = step.fields["seed"]
+    else:
+        assert f["context"] == header.step_context()
+        seed = next(vectors()[name] for name in vector.note["before"] if vectors()[name].kind == "OPEN").fields["seed"]
+    u24 = kernels.draw_u24(seed, 1, f["request_generation"], f["round"], f["position"])
     assert u24 == note["u24"]
     if "recipe" in note:
         assert payload == gold.recipe_payload(note["recipe"], f["entry_count"])
@@ -353,6 +356,14 @@ MAY_SAY_OTHERWISE = {
     "REPLY": (),
     "COMPLETION": (),
     "TOKEN": (),
+    "GRANT": ("request", "slot", "slot_generation", "request_generation", "round", "position", "depth", "support_policy",
+              "seed", "context", "target_context", "trace_id", "budget_us"),
+    "VOTE": ("status",),
+    "DECIDE": ("status",),
+    "RELEASED": (),
+    "EPOCH": ("epoch",),
+    "AGREE": ("state_low", "state_high", "floor"),
+    "LEAVE": ("status",),
 }  # fmt: skip
 KIND_BITS = range(40, 48)
 
@@ -380,7 +391,7 @@ def free_bits(vector: Golden) -> set[int]:
     return bits
 
 
-WIDE = ("seed", "request", "target_context", "trace_id")
+WIDE = ("seed", "request", "target_context", "trace_id", "context", "state_low", "state_high")
 
 
 @each([g for g in VALID if g.name != "reply_full"])

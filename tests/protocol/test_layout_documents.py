@@ -26,6 +26,7 @@ SPEC = (gold.PROTO / "spec.md").read_text()
 KINDS = {name: code for code, name in wire.KIND_NAMES.items()}
 COMMON_UPTO = 64
 NOTICES = ("CLOSE", "RESET", "CANCEL", "STATUS", "PROOF")
+BALLOTS = ("VOTE", "DECIDE", "RELEASED", "LEAVE")
 
 
 # -- pp1q_v2.ksy -------------------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def test_the_header_table_is_the_ksy() -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_argument_tables_are_the_ksy(kind: str) -> None:
-    title = ", ".join(NOTICES) if kind in NOTICES else kind
+    title = next((", ".join(shared) for shared in (NOTICES, BALLOTS) if kind in shared), kind)
     expected = {
         name: (offset, size)
         for name, (offset, size, item) in layout(arguments_type(kind), 64).items()

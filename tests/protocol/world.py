@@ -18,6 +18,7 @@ from pp1q_transport.counters import Counters
 from pp1q_transport.errors import PeerFault, Reason
 from pp1q_transport.links.sim import sim_pair
 from pp1q_transport.session import slots as st
+from pp1q_transport.session.hub import RankGroup
 from pp1q_transport.session.leader import Grant, LeaderSession
 from pp1q_transport.session.receiver import ReceiverSession
 from pp1q_transport.session.requests import Request, RequestTable
@@ -74,6 +75,8 @@ class Flight:
 class World:
     """Both sessions of one link. `now` is the only clock; `run` delivers until nothing moves."""
 
+    group: RankGroup | None = None  # `group_rig` has one
+
     def __init__(
         self,
         *,
@@ -110,7 +113,7 @@ class World:
         """New sessions at both ends and a new link between them; slots, memory and requests live on."""
         self.terms = SessionTerms(session, LEADER_NONCE, RECEIVER_NONCE, *self._negotiated)
         self.receiver = ReceiverSession(
-            self.terms, self.table, self.memory, self.requests, self.counts["receiver"], self._quarantine
+            self.terms, self.table, self.memory, self.requests, self.counts["receiver"], self._quarantine, self.group
         )
         self.leader = LeaderSession(self.terms, self.leader_requests, self.counts["leader"])
         self.taps = {"leader": Tap(self.leader.outbox, self), "receiver": Tap(self.receiver.outbox, self)}
@@ -322,9 +325,9 @@ class World:
         """Fences what was invalidated, so that its slot can be granted again."""
         self.receiver.settled.clear()
         if self.fencing and "receiver" not in self.ended:
-            for index in self.receiver.fences:
+            fences, self.receiver.fences = self.receiver.fences, []
+            for index in fences:
                 self.receiver.fenced(index, self.links["receiver"].fence(index))
-            self.receiver.fences.clear()
         elif not self.fencing:
             self.unconfirmed += self.receiver.fences
             self.receiver.fences.clear()

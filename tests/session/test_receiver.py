@@ -13,10 +13,9 @@ from protocol.world import BUDGET_NS, Flight, World
 
 from pp1q_transport import wire
 from pp1q_transport._native.kernels import copy_bytes
-from pp1q_transport.errors import LocalMisuse, Reason
+from pp1q_transport.errors import Reason
 from pp1q_transport.session import slots
 from pp1q_transport.session.assembler import Landing
-from pp1q_transport.session.group import Group
 
 SMALL = {"vocab": 16, "depth": 1, "support": 4, "slots": 2}
 
@@ -154,23 +153,6 @@ def test_what_a_discard_tells() -> None:
     reset = world.taps["receiver"].last(wire.RESET, 1).header
     assert (reset.slot, reset.slot_generation, reset.request_generation) == (flight.slot.index, flight.generation, 0)
     assert (reset.status, reset.subject) == (Reason.TIMEOUT.code, wire.STEP)
-
-
-def test_a_lost_link_ends_the_epoch() -> None:
-    world = World()
-    world.step(world.open(1))
-    world.down("leader", Reason.LINK_ERROR)
-    world.run()
-    assert world.receiver.group.epoch == 1
-
-
-def test_groups_are_of_one() -> None:
-    for size, rank in ((2, 0), (1, 1), (0, 0)):
-        with pytest.raises(LocalMisuse):
-            Group(size=size, rank=rank)
-    group = Group(epoch=4)
-    assert group.vote_ready(0, 1)
-    assert group.end_epoch() == 5
 
 
 def test_a_row_whose_generation_died_before_the_fence_is_not_taken() -> None:

@@ -1,0 +1,1 @@
+../pp1q_transport/_native/pp1q_bell.h

@@ -1,0 +1,491 @@
+"""The target side beside a daemon: steps and commits as records, q read in place from the daemon's slots.
+
+Between a target model's loop and the channel of its receiver daemon. The slots are mapped read-only; no payload byte passes
+through here. This process's requests are the truth about committed tokens: a daemon that comes back hears them anew. SPEC 4 and
+9.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from .. import wire
+from .._native.kernels import monotonic_ns
+from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
+from ..local import messages as m
+from ..local.attach import Flag, Role
+from ..staging import SlotViews
+from .agreement import AgreeHook, adopt, state_digest
+from .attached import AttachedSide
+from .proposal import Proposal, ProposalFacts
+from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..local.attach import Attachment
+    from ..session.requests import Request
+    from .copying import RowsUp
+
+GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
+_NONE: Final = (0, 0, 0)
+
+
+class RecordTicket:
+    """A STEP under way at the daemon (see `proposal.Ticket`)."""
+
+    def __init__(self, receiver: AttachedReceiver, request: Request, number: int, trace_id: int, budget_us: int) -> None:
+        self._receiver = receiver
+        self.request = request
+        self.number = number
+        self.trace_id = trace_id
+        self.round = request.round
+        self.enqueued_ns = monotonic_ns()
+        self.budget_ns = budget_us * 1000
+        self.deadline_ns = self.enqueued_ns + self.budget_ns + GRACE_NS
+        self.generation = 0
+        self.ready_ns = 0
+        self.facts: ProposalFacts | None = None
+        self.reason: Reason | None = None
+        self.rows_up: RowsUp | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """See `proposal.Ticket.key`."""
+        facts = self.facts
+        return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
+
+    @property
+    def known(self) -> bool:
+        """See `proposal.Ticket.known`."""
+        if self.rows_up is not None:
+            return self._receiver.copies.settled(self.rows_up)
+        return self.facts is not None or self.reason is not None
+
+    @property
+    def settled(self) -> bool:
+        """See `proposal.Ticket.settled`."""
+        if not self.known:
+            self._receiver.poll()
+        return self.known
+
+    def wait(self) -> Proposal:
+        """See `proposal.Ticket.wait`."""
+        patient = self._receiver.rank > 0  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
+        while not self.known:
+            if self.rows_up is not None:
+                self._receiver.await_copies(self.rows_up)
+                continue
+            self._receiver.serve(monotonic_ns() + GRACE_NS if patient else self.deadline_ns)
+            if not patient and monotonic_ns() >= self.deadline_ns and not self.known:
+                self._receiver.give_up_daemon()
+        if self.rows_up is not None:
+            return self.rows_up.result()
+        if self.facts is not None and self._receiver.holds(self.facts):
+            return Proposal(self._receiver, self.request, self.facts)
+        if self.reason is None:
+            self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
+        raise ProposalDiscarded(self.reason, self.request.request, self.round, self.generation)
+
+
+class AttachedReceiver(AttachedSide, TargetSide):
+    """The target side of one rank, beside its daemon."""
+
+    role = Role.RECEIVER_TARGET
+    hears = m.DAEMON_TO_TARGET
+
+    def __init__(self, path: str | Path, rank: int = 0, idle: str = "block", backoff_seed: int | None = None) -> None:
+        TargetSide.__init__(self)
+        self._views: SlotViews | None = None
+        self._limits: dict[str, int] = {}
+        self._dense = self._sparse = True
+        self._group_size = 1
+        self._session = 0
+        self.epoch = 0
+        """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
+        self._life = 0
+        self._grouped = False
+        self._open = False
+        self._asked = 0  # the epoch that wants to know our committed state
+        self._agree: AgreeHook | None = None
+        self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
+        self._next_ticket = 1
+        self._tickets: dict[int, RecordTicket] = {}
+        self._held: dict[int, int] = {}  # slot -> the generation this process reads
+        AttachedSide.__init__(self, path, rank, idle, backoff_seed)
+
+    # ---- the daemon's coming and going --------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """See `AttachedSide.up`."""
+        return self._open if self._grouped else self._session != 0
+
+    @property
+    def views(self) -> SlotViews:
+        """See `ProposalHolder.views`."""
+        if self._views is None:
+            raise LocalMisuse("this receiver is closed")
+        return self._views
+
+    def _joined(self, attachment: Attachment) -> None:
+        shape = attachment.geometry
+        geometry = shape.slots()
+        self._views = SlotViews(attachment.regions[0], geometry, shape.vocab_size)
+        self._limits = {
+            name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
+        }
+        self._grouped = shape.group_size > 1
+        self._group_size = shape.group_size
+        self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
+        self._map(attachment.regions)
+
+    def _after_join(self) -> None:
+        for request in self.requests.requests.values():
+            self.announce(request)
+        self.ring()
+
+    def _parted(self) -> None:
+        self._unmap(touched=self.copies.running)
+        self._session = 0
+        self._open = False
+        self._asked = 0
+        self._life += 1
+        self._held.clear()
+        tickets = list(self._tickets.values())
+        self._tickets.clear()
+        for ticket in tickets:
+            ticket.reason = Reason.PEER_LOST
+        for request in self.requests.requests.values():
+            request.discard()  # whatever was drawn for it is dead, known to us or not
+
+    def give_up_daemon(self) -> None:
+        """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
+        self._lose(Reason.TIMEOUT)
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        """See `AttachedSide.before_sleep`."""
+        now_ns = monotonic_ns()
+        if any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+            self.give_up_daemon()
+            return None
+        return super().before_sleep()
+
+    # ---- records ------------------------------------------------------------------------------------------------
+
+    def _record(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
+        if kind == m.READY:
+            self._ready(fields)
+        elif kind == m.DISCARDED:
+            request, number, reason, round_number, generation, _zero = fields
+            self._raise_generation(request, generation)
+            self._settle(number, Reason.from_code(reason), round_number, generation)
+            if not number and request in self._answer:
+                self._answer[request] = Reason.from_code(reason)
+        elif kind == m.UP:
+            self._session = fields[0]
+        elif kind == m.DOWN:
+            self._session = 0
+            for request_open in self.requests.requests.values():
+                request_open.discard()
+        elif kind == m.COMMITTED:
+            self._answer.pop(fields[0], None)
+        elif kind == m.EPOCH:
+            self._turn_epoch(fields[3] << 32 | fields[0], fields[1])
+        elif kind == m.REFUSED:
+            text = bytes(payload).decode("utf-8", "replace")
+            self.counters.add("refused_by_daemon")
+            self.log.error("refused_by_daemon", request=fields[0], reason=Reason.from_code(fields[2]).value, detail=text)
+            self._settle(fields[1], Reason.from_code(fields[2]))
+
+    def _raise_generation(self, number: int, generation: int) -> None:
+        request = self.requests.get(number)
+        if request is not None:
+            request.generation = max(request.generation, generation)
+
+    def _settle(self, number: int, reason: Reason, round_number: int = 0, generation: int = 0) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            ticket.reason = reason
+            ticket.generation = generation
+            if self.rank and generation:  # rank 0 counts the rounds
+                ticket.round = round_number
+                ticket.request.round = round_number + 1
+            ticket.request.in_flight = False
+
+    def _ready(self, fields: tuple[int, ...]) -> None:
+        number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields[1:]
+        ticket = self._tickets.pop(number, None)
+        if ticket is None:  # nobody waits for it any more (its request was closed): the slot goes back at once
+            self.send(m.RELEASE, slot, slot_generation)
+            self.ring()
+            return
+        ticket.request.generation = max(ticket.request.generation, generation)
+        if self.rank:  # rank 0 counts the rounds
+            ticket.round = round_number
+            ticket.request.round = round_number + 1
+        ticket.facts = ProposalFacts(
+            session=self._session,
+            slot=slot,
+            slot_generation=slot_generation,
+            request_generation=generation,
+            round=round_number,
+            anchor=anchor,
+            depth=depth,
+            representation=form,
+            latency_ns=monotonic_ns() - ticket.enqueued_ns,
+            epoch=epoch,
+            trace_id=ticket.trace_id,
+            life=self._life,
+        )
+        self._held[slot] = slot_generation
+        proposal = Proposal(self, ticket.request, ticket.facts)
+        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, ticket.enqueued_ns + ticket.budget_ns)
+
+    def poll(self) -> int:
+        """See `AttachedSide.poll`."""
+        taken = super().poll()
+        if self.copies:
+            self.copies.look()
+        return taken
+
+    # ---- what the target asks for -------------------------------------------------------------------------------
+
+    def limit(self, name: str) -> int:
+        """See `TargetSide.limit`."""
+        return self._limits[name]
+
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return max(0, self._limits["max_slots"] - len(self._tickets) - len(self._held))
+
+    def announce(self, request: Request) -> None:
+        """See `TargetSide.announce`."""
+        self.send(
+            m.OPEN,
+            request.request,
+            request.seed,
+            request.max_position,
+            request.generation,
+            request.round,
+            len(request.tokens),
+            payload=request.tokens.tobytes(),
+        )
+        self.ring()
+
+    def retire(self, request: Request) -> None:
+        """See `TargetSide.retire`."""
+        for number in [number for number, ticket in self._tickets.items() if ticket.request is request]:
+            self._settle(number, Reason.CANCELLED)
+        self.send(m.CLOSE, request.request)
+        self.ring()
+
+    def enqueue(
+        self,
+        request: Request,
+        *,
+        depth: int | None = None,
+        temperature: float = 1.0,
+        support: int | None = None,
+        budget_us: int = DEFAULT_BUDGET_US,
+        target_context: int = 0,
+        trace_id: int = 0,
+    ) -> RecordTicket:
+        """Queues a STEP and returns at once. `support` None asks for dense q, k for the top-k.
+
+        Raises `ProposalDiscarded(peer_lost)` when no session runs (`cancelled` while the daemon drains), `LocalMisuse` when
+        no slot is free or what is asked is outside the session's terms.
+        """
+        self._check_open(request)
+        if not self.up or self.draining:
+            self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
+        if not self.up:
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+        if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
+            raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
+        check_step(self, self._dense, self._sparse, depth, temperature, support)
+        check_numbers(budget_us, target_context, trace_id)
+        if request.in_flight:  # until it is committed or discarded, as in the embedded engine
+            raise LocalMisuse(f"request {request.request} has a proposal in flight")
+        if not self.free_slots:
+            raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
+        drafted = self._limits["depth"] if depth is None else depth
+        if request.anchor + drafted > request.max_position:
+            raise LocalMisuse(f"depth {drafted} goes beyond the request's last position {request.max_position}")
+        ticket = RecordTicket(self, request, self._next_ticket, trace_id, budget_us)
+        self._next_ticket += 1
+        round_number = request.next_round()
+        self._tickets[ticket.number] = ticket
+        request.in_flight = True
+        self.send(
+            m.STEP,
+            request.request,
+            ticket.number,
+            target_context,
+            trace_id,
+            temperature,
+            request.generation,
+            round_number,
+            drafted,
+            support or 0,
+            budget_us,
+            0,
+        )
+        self.ring()
+        return ticket
+
+    def check_idle(self, request: Request) -> None:
+        """See `TargetSide.check_idle`."""
+        if any(ticket.request is request for ticket in self._tickets.values()):
+            raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
+
+    def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
+        """See `TargetSide.commit`."""
+        self._commit(request, round, source, accepted, tokens, 0, 0, 0)
+
+    def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
+        """See `ProposalHolder.commit_verified`."""
+        self._held.pop(facts.slot, None)
+        self._commit(
+            request, facts.round, wire.VERIFIED, accepted, tokens, facts.slot, facts.slot_generation, facts.epoch
+        )
+
+    def _commit(
+        self,
+        request: Request,
+        round: int,
+        source: int,
+        accepted: int,
+        tokens: Iterable[int],
+        slot: int,
+        generation: int,
+        epoch: int,
+    ) -> None:
+        fresh = array("i", tokens)
+        self._check_room(request, len(fresh))
+        if self._grouped:
+            self._may_commit(request, round)
+        else:
+            request.extend(fresh)
+            request.in_flight = False
+        self.send(
+            m.COMMIT,
+            request.request,
+            slot,
+            generation,
+            round,
+            source,
+            accepted,
+            len(fresh),
+            epoch,
+            request.generation,
+            payload=fresh.tobytes(),
+        )
+        self.ring()
+        self.nudge()
+        if self._grouped:
+            self._hear_commit(request, round)
+            request.extend(fresh)
+            request.in_flight = False
+
+    def _may_commit(self, request: Request, round: int) -> None:
+        if not self._open:
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, round)
+        self._answer[request.request] = None
+
+    def _hear_commit(self, request: Request, round: int) -> None:
+        """In a group the daemon knows best whether the epoch still stands: waits for its word."""
+        give_up_ns = monotonic_ns() + GRACE_NS
+        answer = self._answer
+        life = self._life
+        while request.request in answer and answer[request.request] is None and self._life == life:
+            self.serve(give_up_ns)
+            if monotonic_ns() >= give_up_ns:
+                self.give_up_daemon()
+        refused = answer.pop(request.request, None)
+        if refused is not None or self._life != life:
+            raise ProposalDiscarded(refused or Reason.PEER_LOST, request.request, round)
+
+    def holds(self, facts: ProposalFacts) -> bool:
+        """Whether the daemon that said a proposal is ready is still the one there is."""
+        return facts.life == self._life
+
+    def check_held(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.check_held`."""
+        if not self.holds(facts):
+            raise ProposalDiscarded(Reason.PEER_LOST, round=facts.round)
+        if self._held.get(facts.slot) != facts.slot_generation:
+            raise LocalMisuse("this proposal is released already")
+
+    def let_go(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.let_go`."""
+        if facts.life == self._life and self._held.get(facts.slot) == facts.slot_generation:
+            del self._held[facts.slot]
+            self.send(m.RELEASE, facts.slot, facts.slot_generation)
+            self.ring()
+            self.nudge()
+
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`. The next COMMIT carries the risen generation. In a group of ranks the others may use what
+        they hold: this rank leaves, which ends the epoch (SPEC section 4)."""
+        if self._group_size > 1:
+            self._lose(reason)
+
+    def close(self) -> None:
+        """See `AttachedSide.close`."""
+        self._close_copies()
+        super().close()
+
+    # ---- a rank group ------------------------------------------------------------------------------------------
+
+    def on_agree(self, hook: AgreeHook) -> None:
+        """What a group of several ranks needs: after the death of any rank, and at the start, all ranks must hold the same
+        committed tokens before another STEP. `hook(epoch, committed)` is called inside `wait_for_peer` on every rank, with the
+        tokens (int32 arrays by request) that this rank committed; it returns those that all ranks agreed on, by whatever
+        collective the engine has (an all-reduce, a broadcast of rank 0's). Raise `PeerFault` when the collective fails: it is
+        called again. SPEC section 4, One decision."""
+        self._agree = hook
+
+    def _turn_epoch(self, epoch: int, state: int) -> None:
+        self._open = state == m.EPOCH_OPEN
+        self._asked = epoch if state == m.EPOCH_AGREE else 0
+        if self._open:
+            self.epoch = epoch
+        else:  # what was ready can't be committed any more
+            waiting = {ticket.request.request for ticket in self._tickets.values()}
+            for request in self.requests.requests.values():
+                request.in_flight = request.request in waiting
+
+    def wait_for_peer(self, timeout_s: float = 30.0) -> None:
+        """See `AttachedSide.wait_for_peer`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
+        if self._grouped and self._agree is None:
+            raise LocalMisuse("a group of several ranks needs `on_agree`: how this engine's ranks agree on committed tokens")
+        super().wait_for_peer(timeout_s)
+
+    def settle_epoch(self) -> None:
+        """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""
+        epoch = self._asked
+        if not epoch or self._tickets or self._held or self._agree is None:
+            return
+        self._asked = 0
+        requests = self.requests.requests
+        try:
+            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in requests.items()})
+        except PeerFault as fault:
+            self.counters.refuse(fault.reason)
+            self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
+            self._asked = epoch
+            self.poll()  # a later epoch may be asked for by now
+            return
+        for request in adopt(requests, agreed, self.limit("vocab_size")):
+            self.send(m.CLOSE, request.request)
+            self.announce(request)
+        self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
+        self.ring()
+
+    def totals(self) -> dict[str, int]:
+        """What this process knows of its proposals; the daemon's status has the rest."""
+        return {"in_flight": len(self._tickets), "held": len(self._held)}

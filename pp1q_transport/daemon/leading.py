@@ -1,0 +1,237 @@
+"""The leader daemon's half of one draft process: STEPs of every target become its records, its rows go to their targets.
+
+Between the channel of an attached draft, which is not trusted, and one embedded `Leader` for each target this daemon serves.
+Draws nothing and writes no q: the draft does both, in the staging memory it maps. While no draft is attached every STEP is
+answered at once with `peer_lost`, so that targets go on alone instead of waiting. SPEC sections 2, 4 and 9.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from ..client.draft import Leader
+from ..errors import LocalMisuse, PeerFault, Reason
+from ..local import messages as m
+from ..session import leader as states
+from .clients import ClientPort
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..counters import Counters
+    from ..engine import EngineConfig
+    from ..local.attach import Attached
+    from ..session.leader import Grant, LeaderSession
+
+
+
+class ServedLeader(Leader):
+    """The leader of one target, whose rows another process drafts. `target` is its index among the daemon's peers."""
+
+    def __init__(self, config: EngineConfig, target: int, name: str) -> None:
+        self.target = target
+        self.name = name
+        self._rows_before = 0
+        self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
+        super().__init__(config)
+
+    def rows_done(self) -> int:
+        """Rows sent, over all sessions."""
+        return self._rows_before + (self.session.rows if self.session is not None else 0)
+
+    def _on_up(self) -> None:
+        super()._on_up()
+        assert self.session is not None
+        if self.on_edge is not None:
+            self.on_edge(self.session.terms.session, 0)
+
+    def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:
+        """See `Step.fail`. A target that takes no answers any more loses its session; the daemon goes on with the others."""
+        if self.session is not None and grant.alive(generation):
+            self.engine.log.info(
+                "step_failed",
+                reason=reason.value,
+                target=self.name,
+                request=grant.request,
+                round=grant.round,
+                slot=grant.slot,
+                trace_id=grant.trace_id,
+            )
+        try:
+            super().fail(grant, generation, reason, target)
+        except PeerFault as fault:
+            self.engine.fail(fault.reason)
+
+    def _on_down(self, reason: Reason) -> None:
+        self._rows_before = self.rows_done()
+        super()._on_down(reason)
+        if self.on_edge is not None:
+            self.on_edge(0, reason.code)
+
+
+class DraftPort(ClientPort):
+    """Serves one draft process at a time, on behalf of all targets."""
+
+    hears = m.DRAFT
+
+    def __init__(self, leaders: list[ServedLeader], counters: Counters) -> None:
+        super().__init__("leader", counters)
+        self.leaders = leaders
+        for leader in leaders:
+            self._listen(leader)
+
+    def _listen(self, leader: ServedLeader) -> None:
+        """What a target does with its requests goes to the draft as it happens."""
+        target = leader.target
+
+        def opened(request: int, tokens: list[int]) -> None:
+            self._opened(leader, request, _int32(tokens))
+
+        def committed(request: int, tokens: list[int]) -> None:
+            payload = _int32(tokens)
+            self.send(m.COMMITTED_TOKENS, request, target, 0, 0, len(tokens), payload=payload)
+
+        def reset(request: int, reason: Reason) -> None:
+            self.send(m.RESET, request, target, reason.code, 0, 0)
+
+        def closed(request: int) -> None:
+            self.send(m.CLOSED, request, target, 0)
+
+        def edge(session: int, code: int) -> None:
+            if session:
+                self.send(m.TARGET_UP, target, 0, session)
+            else:
+                self.send(m.TARGET_DOWN, target, code)
+
+        leader.on_edge = edge
+        leader.on_open(opened)
+        leader.on_commit(committed)
+        leader.on_reset(reset)
+        leader.on_close(closed)
+
+    def _opened(self, leader: ServedLeader, number: int, tokens: bytes) -> None:
+        """`tokens` are those it was opened with: what was committed since, perhaps in the same breath, is told by itself."""
+        request = leader.requests.get(number)
+        if request is not None:  # or it was closed in the same breath
+            fields = (number, request.seed, leader.target, request.max_position, request.generation, len(tokens) // 4)
+            self.send(m.OPENED, *fields, payload=tokens)
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def attach(self, attached: Attached, now_ns: int) -> None:
+        """See `ClientPort.attach`."""
+        for leader in self.leaders:
+            leader.collect()  # what is not told yet is part of the state that the draft hears now
+        super().attach(attached, now_ns)
+
+    def welcome(self, now_ns: int) -> None:
+        """A draft hears of every session and every open request with all its tokens, then of new STEPs."""
+        for leader in self.leaders:
+            if leader.session is not None:
+                self.send(m.TARGET_UP, leader.target, 0, leader.session.terms.session)
+                for request in list(leader.requests.requests.values()):
+                    self._opened(leader, request.request, request.tokens.tobytes())
+
+    def give_back(self) -> None:
+        """What the draft had under way ends with `peer_lost` at its targets, at once."""
+        for leader in self.leaders:
+            if leader.session is not None:
+                for grant in leader.session.grants:
+                    leader.fail(grant, grant.generation, Reason.PEER_LOST)
+
+    def after_records(self) -> None:
+        """Rows wait to be sent."""
+        for leader in self.leaders:
+            if leader.session is not None:
+                leader.engine.flush()
+
+    # ---- records in ---------------------------------------------------------------------------------------------
+
+    def take(self, kind: int, fields: tuple[Any, ...], payload: memoryview, now_ns: int) -> None:
+        """A row that the draft staged, or a STEP that it gives up."""
+        if kind == m.PUT:
+            self._put(*fields[:7])
+            return
+        leader, grant = self._grant_of(fields[0], fields[1])
+        if grant is not None:
+            reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
+            leader.fail(grant, fields[2], reason)
+
+    def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader, Grant | None]:
+        if target >= len(self.leaders):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"target {target}")
+        leader = self.leaders[target]
+        session: LeaderSession | None = leader.session
+        if session is None:
+            return leader, None  # lost meanwhile: the draft hears of it
+        if slot >= len(session.grants):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {target}")
+        return leader, session.grants[slot]
+
+    def _put(self, target: int, slot: int, generation: int, position: int, token: int, entries: int, length: int) -> None:
+        leader, grant = self._grant_of(target, slot)
+        session = leader.session
+        if grant is None or session is None or not grant.alive(generation):
+            return  # a row of a dead proposal
+        row = position - grant.anchor - 1
+        if not 0 <= row < grant.depth:
+            raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
+        at = session.terms.geometry().row_offset(slot, row)
+        try:
+            session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length)
+        except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off
+            leader.fail(grant, generation, Reason.CANCELLED)
+            raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error
+        except PeerFault as fault:  # the target's, who reads nothing: no fault of the draft's
+            leader.engine.fail(fault.reason)
+
+    # ---- records out --------------------------------------------------------------------------------------------
+
+    def report(self, now_ns: int) -> None:
+        """New STEPs go to the draft; those that there is none for are answered for it."""
+        for leader in self.leaders:
+            for grant in leader.take_grants():
+                if self.attached is None or self.draining:
+                    leader.fail(grant, grant.generation, Reason.CANCELLED if self.draining else Reason.PEER_LOST)
+                    self.counters.add("steps_refused")
+                else:
+                    self._tell_step(leader, grant)
+
+    def _tell_step(self, leader: ServedLeader, grant: Grant) -> None:
+        self.send(
+            m.STEP_FOR_DRAFT,
+            grant.request,
+            grant.seed,
+            grant.target_context,
+            grant.trace_id,
+            grant.received_ns,
+            grant.temperature,
+            leader.target,
+            grant.slot,
+            grant.generation,
+            grant.request_generation,
+            grant.round,
+            grant.anchor,
+            grant.depth,
+            grant.representation,
+            grant.support,
+            grant.budget_us,
+        )
+
+    # ---- what the loop asks -------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a drain must wait: STEPs that are being drafted, or frames that are not sent."""
+        for leader in self.leaders:
+            session = leader.session
+            if session is None:
+                continue
+            if not session.outbox.empty() or any(grant.state == states.DRAFTING for grant in session.grants):
+                return True
+        return False
+
+
+def _int32(tokens: list[int]) -> bytes:
+    return array("i", tokens).tobytes()

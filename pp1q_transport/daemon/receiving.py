@@ -1,0 +1,316 @@
+"""The receiver daemon's half of the target process that faces the leader: its records become calls on a receiver, outcomes
+records.
+
+Between the channel of an attached target, which is not trusted, and the embedded `Receiver` that this daemon runs, alone or as
+rank 0 of a group. Reads no q: the target maps the slots and reads them itself. Every record is judged before it counts; a client
+that breaks a rule is cut off, and its slots and requests come back. SPEC sections 4 and 9.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import wire
+from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
+from ..local import messages as m
+from ..session import slots as st
+from .clients import ClientPort
+from .served import NO_TICKET, U32_MAX, ServedReceiver, ServedTicket
+
+if TYPE_CHECKING:
+    from ..counters import Counters
+    from ..session.breaker import Breaker
+    from ..session.hub import RankGroup
+    from ..session.requests import Request
+
+OVERDUE_LOOK_NS: Final = 100_000_000
+
+
+class TargetPort(ClientPort):
+    """Serves the target process of rank 0, or of a group of one."""
+
+    hears = m.TARGET
+
+    def __init__(
+        self, receiver: ServedReceiver, counters: Counters, breaker: Breaker | None, group: RankGroup | None = None
+    ) -> None:
+        super().__init__("receiver", counters)
+        self.receiver = receiver
+        self.breaker = breaker
+        self.group = group
+        self.release_after_ns = 0  # how long a ready proposal may be held; 0: for ever
+        self._overdue_look_ns = 0
+        self._told_epoch: tuple[int, int] = (0, 0)
+        self._live: dict[int, ServedTicket] = {}
+        self._queued: deque[tuple[int, tuple[Any, ...]]] = deque()  # STEPs that wait for slots which other ranks still read
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def welcome(self, now_ns: int) -> None:
+        """A target hears at once whether a session runs, and how its group stands."""
+        if self.receiver.session is not None:
+            self.send(m.UP, self.receiver.session.terms.session, 0, 0)
+        self._told_epoch = (0, 0)
+        self._tell_epoch()
+
+    def give_back(self) -> None:
+        """Its slots and requests come back, and nothing of it is kept."""
+        self._live.clear()
+        self._queued.clear()
+        for request in list(self.receiver.requests.requests.values()):
+            self.receiver.close_request(request)
+        self.receiver.release_all()
+        self.receiver.outcomes.clear()
+        self.receiver.edges.clear()
+        if self.group is not None:
+            self.group.leave(Reason.PEER_LOST)
+        self.after_records()
+
+    def after_records(self) -> None:
+        """STEPs and commits wait to be sent."""
+        if self.receiver.up:
+            self.receiver.engine.flush()
+
+    # ---- records in ---------------------------------------------------------------------------------------------
+
+    def take(self, kind: int, fields: tuple[Any, ...], payload: memoryview, now_ns: int) -> None:
+        """See `ClientPort.take`."""
+        if kind == m.STEP:
+            self._queue_or_step(fields, now_ns)
+        elif kind == m.COMMIT:
+            self._commit(fields, payload)
+        elif kind == m.RELEASE:
+            self._release(fields[0], fields[1])
+        elif kind == m.OPEN:
+            self._open(fields, payload)
+        elif kind == m.CLOSE:
+            request = self.receiver.requests.get(fields[0])
+            if request is not None:
+                self.receiver.close_request(request)
+        elif self.group is not None and fields[0] == self.group.epoch:
+            self.group.agree(fields[2], fields[3])
+
+    def _open(self, fields: tuple[Any, ...], payload: memoryview) -> None:
+        request, seed, max_position, generation, round_number, _count = fields
+        try:
+            opened = self.receiver.open_request(
+                request, payload.cast("i"), seed=seed, max_position=max_position, generation=generation
+            )
+        except LocalMisuse as error:
+            self._refuse(request, NO_TICKET, Reason.LIMITS_MISMATCH, error)
+            return
+        opened.round = round_number
+
+    def _queue_or_step(self, fields: tuple[Any, ...], now_ns: int) -> None:
+        """In a group a slot is FREE only when every rank has released it: a process that is ahead of the others waits for
+        that."""
+        if self.group is None or not self.group.open or not (self._queued or self._slots_taken()):
+            self._step(fields, now_ns)
+        elif len(self._queued) < self.receiver.limit("max_slots"):
+            self._queued.append((now_ns, fields))
+        else:
+            raise PeerFault(Reason.OVERLOAD, f"more than {len(self._queued)} STEPs wait for slots")
+
+    def _slots_taken(self) -> bool:
+        return self.receiver.slots_by_state()["FREE"] == 0
+
+    def _step_queued(self, now_ns: int) -> None:
+        """STEPs whose time has come: a slot is free, their epoch is over, or their budget is spent."""
+        while self._queued and self.group is not None:
+            since_ns, fields = self._queued[0]
+            budget_us = fields[9] - (now_ns - since_ns) // 1000
+            if self.group.open and budget_us > 0 and self._slots_taken():
+                return
+            self._queued.popleft()
+            if budget_us > 0:
+                self._step((*fields[:9], budget_us, *fields[10:]), now_ns)
+            else:
+                self._discarded(fields[0], fields[1], Reason.TIMEOUT, fields[6])
+
+    def _step(self, fields: tuple[Any, ...], now_ns: int) -> None:
+        number, context, trace_id, temperature, generation, round_number, depth, support, budget_us, _owner = fields[1:]
+        receiver = self.receiver
+        request = receiver.requests.get(fields[0])
+        if request is None:
+            self._discarded(fields[0], number, Reason.REQUEST_UNKNOWN, round_number)
+            return
+        if number in self._live:
+            raise PeerFault(Reason.REQUEST_DUPLICATE, f"STEP {number} is under way already")
+        if round_number >= U32_MAX or max(request.generation, generation) >= U32_MAX:
+            self._refuse(fields[0], number, Reason.GENERATION_EXHAUSTED, LocalMisuse("rounds or generations ran out"))
+            return
+        # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
+        request.round = round_number
+        request.generation = max(request.generation, generation)
+        turn, refused = self._let_through(now_ns)
+        if refused is not None:
+            self._discarded(fields[0], number, refused, round_number)
+            return
+        try:
+            ticket = receiver.enqueue(
+                request,
+                depth=depth,
+                temperature=temperature,
+                support=support or None,
+                budget_us=budget_us,
+                target_context=context,
+                trace_id=trace_id,
+            )
+        except (ProposalDiscarded, LocalMisuse) as error:
+            if self.breaker is not None:
+                self.breaker.discarded(Reason.CANCELLED, now_ns, turn)  # never sent: a probe in its place may go at once
+            if isinstance(error, ProposalDiscarded):
+                self._discarded(fields[0], number, error.reason, round_number)
+            else:
+                self._tell_members(request, round_number, Reason.OVERLOAD)
+                self._refuse(fields[0], number, Reason.OVERLOAD, error)
+            return
+        assert isinstance(ticket, ServedTicket)
+        ticket.number, ticket.turn = number, turn
+        self._live[number] = ticket
+
+    def _let_through(self, now_ns: int) -> tuple[int, Reason | None]:
+        """The breaker's turn, and why no STEP may go out. Decided before anything is drawn, so it can't depend on drawn tokens
+        (SPEC section 4, selection bias)."""
+        if self.draining:
+            return 0, Reason.CANCELLED
+        if self.breaker is None or not self.receiver.up:
+            return 0, None
+        turn = self.breaker.may_step(now_ns)
+        return turn, None if turn else Reason.CIRCUIT_OPEN
+
+    def _tell_members(self, request: Request | None, round_number: int, reason: Reason) -> None:
+        if self.group is not None and request is not None:
+            self.group.refuse_step(request.request, request.generation, round_number, reason)
+
+    def _discarded(self, number: int, ticket: int, reason: Reason, round_number: int) -> None:
+        """A STEP that was not sent: its process hears why, and so do the other ranks, which would wait for it."""
+        request = self.receiver.requests.get(number)
+        self.counters.add("steps_refused")
+        self.counters.refuse(reason)
+        self._tell_members(request, round_number, reason)
+        generation = request.generation if request is not None else 0
+        self.send(m.DISCARDED, number, ticket, reason.code, round_number, generation, 0)
+
+    def _commit(self, fields: tuple[Any, ...], payload: memoryview) -> None:
+        number, slot, slot_generation, round_number, source, accepted, _count, _epoch, generation = fields
+        if slot_generation:
+            self._release(slot, slot_generation)
+        request = self.receiver.requests.get(number)
+        if request is None:
+            return  # closed meanwhile
+        try:
+            request.generation = max(request.generation, generation)
+            tokens = self.receiver.check_tokens(request, payload.cast("i"))
+            self.receiver.check_idle(request)
+            most = {wire.VERIFIED: accepted + 1, wire.TARGET_ONLY: len(tokens)}.get(source, 0)
+            if not accepted <= len(tokens) <= most or (source == wire.TARGET_ONLY and accepted):
+                raise LocalMisuse(f"a commit of source {source} with {accepted} accepted drafts and {len(tokens)} tokens")  # noqa: TRY301
+            if self.group is not None and not self.group.open:
+                raise ProposalDiscarded(Reason.PEER_LOST, number, round_number)  # noqa: TRY301
+            self.receiver.commit(request, round_number, source, accepted, tokens)
+        except LocalMisuse as error:
+            # Its committed tokens are not what we know any more: it must come anew and say what they are.
+            raise PeerFault(Reason.CONTEXT_MISMATCH, f"request {number}: {error}") from error
+        except ProposalDiscarded as discarded:  # the epoch ended: nothing is committed across that
+            self.counters.add("commits_refused")
+            self.counters.refuse(discarded.reason)
+            self.send(m.DISCARDED, number, NO_TICKET, discarded.reason.code, round_number, request.generation, 0)
+            return
+        if self.group is not None:
+            self.send(m.COMMITTED, number, round_number, self.group.epoch)
+
+    def _release(self, slot: int, generation: int) -> None:
+        if slot >= self.receiver.limit("max_slots"):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"release of slot {slot}")
+        self.receiver.release_slot(slot, generation)
+
+    # ---- records out --------------------------------------------------------------------------------------------
+
+    def report(self, now_ns: int) -> None:
+        """See `ClientPort.report`."""
+        receiver = self.receiver
+        if self._queued:
+            self._step_queued(now_ns)
+            self.after_records()
+        if receiver.outcomes:
+            outcomes = receiver.outcomes[:]
+            receiver.outcomes.clear()
+            for ticket in outcomes:
+                self._outcome(ticket, now_ns)
+        if receiver.edges:
+            for session, code in receiver.edges:
+                if session:
+                    self.send(m.UP, session, 0, 0)
+                else:
+                    self.send(m.DOWN, code, 0)
+            receiver.edges.clear()
+        if self.group is not None:
+            self._tell_epoch()
+        if self.release_after_ns and now_ns >= self._overdue_look_ns:
+            self._overdue_look_ns = now_ns + OVERDUE_LOOK_NS
+            receiver.quarantine_overdue(now_ns - self.release_after_ns)
+
+    def _tell_epoch(self) -> None:
+        group = self.group
+        if group is None:
+            return
+        state = m.EPOCH_OPEN if group.open else m.EPOCH_AGREE if group.asking else m.EPOCH_ENDED
+        if (group.epoch, state) != self._told_epoch:
+            self._told_epoch = (group.epoch, state)
+            self.send(m.EPOCH, group.epoch, state, Reason.PEER_LOST.code, self.receiver.engine.config.hello.boot_nonce & U32_MAX)
+
+    def _outcome(self, ticket: ServedTicket, now_ns: int) -> None:
+        if self._live.get(ticket.number) is not ticket:
+            return  # of a target that is gone
+        del self._live[ticket.number]
+        request = ticket.request
+        try:
+            facts = ticket.facts()
+        except ProposalDiscarded as discarded:
+            if self.breaker is not None:
+                self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
+            self.log.info(
+                "discarded",
+                reason=discarded.reason.value,
+                request=request.request,
+                round=discarded.round,
+                slot=ticket.slot,
+                trace_id=ticket.trace_id,
+            )
+            generation = discarded.generation
+            self.send(m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, generation, 0)
+            return
+        if self.breaker is not None:
+            self.breaker.ready(ticket.turn)
+        self.latency.add(facts.latency_ns)
+        self.tail.add(ticket.tail_ns())
+        self.send(
+            m.READY,
+            request.request,
+            ticket.number,
+            facts.latency_ns,
+            facts.slot,
+            facts.slot_generation,
+            facts.request_generation,
+            facts.round,
+            facts.anchor,
+            facts.depth,
+            facts.representation,
+            facts.epoch,
+        )
+
+    def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse) -> None:
+        self.counters.add("client_misuse")
+        self.log.warning("client_misuse", request=request, error=str(error))
+        text = m.text_bytes(str(error))
+        self.send(m.REFUSED, request, number, reason.code, len(text), payload=text)
+
+    # ---- what the loop asks -------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a drain must wait: proposals under way or held."""
+        states = self.receiver.slots_by_state()
+        return any(states.get(st.STATE_NAMES[state], 0) for state in (st.GRANTED, st.LANDING, st.VOTED, st.READY))

@@ -1,0 +1,406 @@
+"""A whole daemon out of its configuration: engines, port, socket, metrics, loop; and what it says of itself.
+
+Between `pp1q daemon` and the parts. Decides nothing about proposals; what changes on a reload is `settings`' to say.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+from .._native.kernels import monotonic_ns
+from ..counters import Counters
+from ..engine import Engine, EngineConfig, Idle, new_boot_nonce, terms_ahead
+from ..errors import ConfigError, PeerFault, Reason
+from ..local.attach import AttachServer, Flag, Geometry, Pending
+from ..local.attach import Role as ClientRole
+from ..logs import logger
+from ..session.breaker import Breaker
+from ..session.negotiate import Role
+from . import config as configuration
+from .grouping import GroupLinks
+from .leading import DraftPort, ServedLeader
+from .loop import Loop
+from .membership import MemberPort, MemberRank
+from .metrics import MetricsPort
+from .notify import Notifier
+from .receiving import TargetPort
+from .served import ServedReceiver
+from .settings import GROUP_MODES
+from .status import Status, encode_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..local.attach import Attached
+    from .clients import ClientPort
+    from .settings import BreakerSettings, DaemonConfig, PeerSettings
+    from .status import BreakerStatus, ClientStatus, GroupStatus, SessionStatus
+
+CLIENT_ROLES: Final = {ClientRole.LEADER_DRAFT: "draft", ClientRole.RECEIVER_TARGET: "target"}
+NS: Final = 1_000_000_000
+End = ServedLeader | ServedReceiver | MemberRank
+
+
+class Service:
+    """One daemon. Make it, `run` it, `close` it. Raises `ConfigError` for what can't be had (ports, memory, the socket)."""
+
+    def __init__(self, config: DaemonConfig, set_level: Callable[[str], None] | None = None) -> None:
+        self.config = config
+        self.counters = Counters()
+        self.started_ns = monotonic_ns()
+        self._set_level = set_level
+        self._attached_ns = 0
+        self._log = logger(daemon=config.daemon.name)
+        self._boot_nonce = new_boot_nonce()
+        self._closers: list[Callable[[], None]] = []
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- building -----------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        config = self.config
+        self.server = AttachServer(
+            str(config.daemon.socket), frozenset(config.daemon.allow_uids), self.counters, mode=config.daemon.socket_mode
+        )
+        self._closers.append(self.server.close)
+        self.ends: list[End] = []
+        self.links: GroupLinks | None = None
+        self.port: ClientPort
+        if config.daemon.role is Role.LEADER:
+            self.port = self._build_leaders()
+        elif config.group.rank:
+            self.port = self._build_member()
+        else:
+            self.port = self._build_receiver()
+        metrics = None
+        if config.daemon.metrics is not None:
+            metrics = MetricsPort(config.daemon.metrics.host, config.daemon.metrics.port, self.status, self.counters)
+            self._closers.append(metrics.close)
+        self.metrics = metrics
+        notifier = Notifier(counters=self.counters)
+        self._closers.append(notifier.close)
+        self.loop = Loop(
+            self.port,
+            self._served(),
+            self.server,
+            self._welcome,
+            config.daemon.idle.value,
+            config.daemon.drain_s,
+            metrics,
+            notifier,
+        )
+        self.loop.on_reload = self.reload
+        self._notifier = notifier
+
+    def _engine_config(self, peer: PeerSettings) -> EngineConfig:
+        return EngineConfig(
+            hello=self.config.hello(peer, self._boot_nonce),
+            listen=peer.listen,
+            connect=peer.connect,
+            keys=self.config.keys_for(peer),
+            idle=Idle.BLOCK,
+            stubborn=True,
+        )
+
+    def _build_leaders(self) -> DraftPort:
+        leaders = []
+        for index, peer in enumerate(self.config.peers):
+            engine_config = self._engine_config(peer)
+            leader = ServedLeader(engine_config, index, peer.name)
+            self._closers.append(leader.close)
+            leader.prepare(terms_ahead(engine_config.hello))
+            leader.region.seal_size()
+            leaders.append(leader)
+        self.ends.extend(leaders)
+        return DraftPort(leaders, self.counters)
+
+    def _build_receiver(self) -> TargetPort:
+        engine_config = self._engine_config(self.config.peers[0])
+        receiver = ServedReceiver(engine_config)
+        self._closers.append(receiver.close)
+        receiver.prepare(terms_ahead(engine_config.hello))
+        receiver.region.seal_for_readers()
+        self.ends.append(receiver)
+        if self.config.group.size > 1:
+            self.links = GroupLinks(self._group_config(), self.counters)
+            self._closers.append(self.links.close)
+            receiver.group = self.links.group
+        group = self.links.group if self.links is not None else None
+        port = TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
+        port.release_after_ns = int(self.config.watch.release_after_s * NS)
+        return port
+
+    def _group_config(self) -> EngineConfig:
+        group = self.config.group
+        return EngineConfig(
+            hello=self.config.group_hello(self._boot_nonce),
+            listen=group.listen,
+            connect=group.connect,
+            keys=self.config.keys_for(group),
+            idle=Idle.BLOCK,
+            stubborn=True,
+        )
+
+    def _build_member(self) -> MemberPort:
+        rank = MemberRank(self._group_config(), self.counters)
+        self._closers.append(rank.close)
+        rank.region.seal_for_readers()
+        self.ends.append(rank)
+        return MemberPort(rank, self.counters)
+
+    def _served(self) -> list[tuple[Engine, Callable[[], int]]]:
+        """Every engine with what serves it in a turn. Votes come before the receiver's own frames, and what these leave for the
+        other ranks goes out after them. Peers' faults are counted and logged below: the daemon outlives them."""
+        served: list[tuple[Engine, Callable[[], int]]] = []
+        for end in self.ends:
+            if isinstance(end, MemberRank):
+                served.append((end.engine, end.serve))
+            elif isinstance(end, ServedReceiver):
+                served.append((end.engine, end.serve_once if self.links is None else self._serve_group))
+            else:
+                served.append((end.engine, end.engine.poll))
+        if self.links is not None:
+            served.extend((link.engine, _nothing) for link in self.links.links)
+        return served
+
+    def _serve_group(self) -> int:
+        receiver, links = self.ends[0], self.links
+        assert isinstance(receiver, ServedReceiver)
+        assert links is not None
+        moved = links.serve() + receiver.serve_once()
+        links.flush()
+        return moved
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def _welcome(self, pending: Pending, now_ns: int) -> None:
+        if pending.role == ClientRole.ADMIN:
+            self.server.tell(pending, encode_status(self.status()))
+            return
+        wanted = ClientRole.LEADER_DRAFT if self.config.daemon.role is Role.LEADER else ClientRole.RECEIVER_TARGET
+        if pending.role != wanted:
+            self.server.refuse(pending, Reason.SEMANTIC_MISMATCH, f"this is a {self.config.daemon.role}'s daemon")
+        elif wanted == ClientRole.RECEIVER_TARGET and pending.rank != self.config.group.rank:
+            self.server.refuse(pending, Reason.IDENTITY_MISMATCH, f"this is the daemon of rank {self.config.group.rank}")
+        elif self.port.draining:
+            self.server.refuse(pending, Reason.CANCELLED, "this daemon is draining")
+        elif self.port.attached is not None and not self.port.attached.gone():
+            self.server.refuse(pending, Reason.OVERLOAD, f"process {self.port.attached.pid} is attached already")
+        else:
+            if self.port.attached is not None:
+                self.port.poll(now_ns)
+                self.port.detach(Reason.PEER_LOST)
+            regions = [(end.region.fd, end.region.size) for end in self.ends]
+            try:
+                attached = self.server.accept(pending, self._geometry(), regions)
+            except (ConfigError, PeerFault) as fault:  # it left, or this host has no descriptors for it
+                self.counters.add("clients_refused")
+                self._log.warning("client_not_attached", detail=str(fault), pid=pending.pid)
+                return
+            self._attached_ns = now_ns
+            self.port.attach(attached, now_ns)
+
+    def _geometry(self) -> Geometry:
+        hello = self.ends[0].engine.config.hello
+        terms = terms_ahead(hello)
+        group = self.config.group
+        return Geometry(
+            vocab_size=terms.vocab_size,
+            depth=terms.depth,
+            support=terms.support,
+            max_slots=terms.max_slots,
+            row_bytes=terms.geometry().row_bytes,
+            dense_row_bytes=terms.dense_row_bytes,
+            group_size=group.size,
+            rank=group.rank,
+            group_mode=GROUP_MODES.index(group.mode),
+            flags=Flag.DENSE * terms.dense | Flag.SPARSE * terms.sparse | Flag.DRAW_PROOF * terms.draw_proof,
+            targets=len(self.ends),
+            max_context_tokens=terms.max_context_tokens,
+            boot_nonce=self._boot_nonce,
+        )
+
+    # ---- reload -------------------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """SIGHUP: reads the file again; what can change live does, the rest is named. A bad file changes nothing."""
+        self._notifier.reloading()
+        try:
+            fresh = configuration.load(self.config.source)
+        except ConfigError as error:
+            self.counters.add("reloads_refused")
+            self._log.error("reload_refused", detail=str(error))
+        else:
+            self._apply(fresh)
+        self._notifier.ready()
+
+    def _apply(self, fresh: DaemonConfig) -> None:
+        changes = self.config.reloadable(fresh)
+        if changes.restart:
+            self._log.warning("needs_restart", keys=list(changes.restart))
+        before, self.config = self.config, self.config.with_live(fresh)
+        settings = self.config.daemon
+        self.server.allow(frozenset(settings.allow_uids))
+        self.loop.drain_s = settings.drain_s
+        if self._set_level is not None:
+            self._set_level(settings.log_level)
+        if isinstance(self.port, TargetPort):
+            if before.breaker != self.config.breaker:
+                self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
+            self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
+        self.counters.add("reloads")
+        self._log.info("reloaded", changed=list(changes.live))
+
+    # ---- running ------------------------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Until SIGTERM; returns whether everything under way ended within `drain_s`."""
+        self._log.info("daemon_up", role=self.config.daemon.role.value, socket=str(self.config.daemon.socket), pid=os.getpid())
+        drained = self.loop.run()
+        self._log.info("daemon_down", drained=drained)
+        return drained
+
+    def close(self) -> None:
+        """Says goodbye to peers and clients and frees everything. Safe to repeat."""
+        port = getattr(self, "port", None)
+        if port is not None:
+            port.part(monotonic_ns())
+        while self._closers:
+            self._closers.pop()()
+
+    # ---- what it says of itself ---------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """The daemon at this moment; the counters of all its parts added up."""
+        now_ns = monotonic_ns()
+        totals, reasons, discards = self._sums()
+        port, first = self.port, self.ends[0]
+        sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader)]
+        return {
+            "role": self.config.daemon.role.value,
+            "name": self.config.daemon.name,
+            "version": _version(),
+            "pid": os.getpid(),
+            "uptime_s": (now_ns - self.started_ns) / NS,
+            "draining": port.draining,
+            "sessions": self._sessions(now_ns),
+            "slots": {} if isinstance(first, ServedLeader) else first.slots_by_state(),
+            "clients": self._clients(now_ns),
+            "group": self._group_status(),
+            "breakers": self._breakers(),
+            "totals": totals,
+            "reasons": reasons,
+            "discards": discards,
+            "ready": sum(total["ready"] for total in sums),
+            "discarded": totals.get("discarded", 0),
+            "rows": sum(end.rows_done() for end in self.ends),
+            "bytes_ready": sum(total["bytes_ready"] for total in sums),
+            "latency": port.latency.snapshot(),
+            "tail": port.tail.snapshot(),
+            "loops": self.loop.turns,
+            "last_loop_age_s": max(0, now_ns - self.loop.last_turn_ns) / NS,
+        }
+
+    def _sessions(self, now_ns: int) -> list[SessionStatus]:
+        """One for each peer, and, in a group, one for each link between its ranks."""
+        ends: list[tuple[str, str, Engine]] = []
+        if self.config.peers:
+            ends += [(peer.name, peer.link, end.engine) for end, peer in zip(self.ends, self.config.peers, strict=True)]
+        else:
+            ends.append(("rank0", "tcp", self.ends[0].engine))
+        if self.links is not None:
+            ends += [(f"rank{link.rank}", "tcp", link.engine) for link in self.links.links]
+        return [_session_status(name, kind, engine, now_ns) for name, kind, engine in ends]
+
+    def _group_status(self) -> GroupStatus | None:
+        settings, first = self.config.group, self.ends[0]
+        if settings.size == 1:
+            return None
+        if self.links is not None:
+            epoch, is_open, up = self.links.group.epoch, self.links.group.open, self.links.ranks_up
+        else:
+            assert isinstance(first, MemberRank)
+            epoch, is_open, up = first.member.epoch, first.member.open, 2 if first.up else 1
+        return {
+            "size": settings.size,
+            "rank": settings.rank,
+            "mode": settings.mode,
+            "epoch": epoch,
+            "open": is_open,
+            "ranks_up": up,
+        }
+
+    def _sums(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        sums: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
+        own = [end.counters for end in self.ends if end.counters is not self.counters]
+        for counters in (self.counters, *own):
+            for total, part in zip(sums, (counters.totals, counters.reasons, counters.discards), strict=True):
+                for name, amount in part.items():
+                    total[name] = total.get(name, 0) + amount
+        return sums
+
+    def _clients(self, now_ns: int) -> list[ClientStatus]:
+        attached: Attached | None = self.port.attached
+        if attached is None:
+            return []
+        since_s = max(0, now_ns - self._attached_ns) / NS
+        return [
+            {
+                "role": CLIENT_ROLES[attached.role],
+                "rank": attached.rank,
+                "pid": attached.pid,
+                "uid": attached.uid,
+                "since_s": since_s,
+            }
+        ]
+
+    def _breakers(self) -> list[BreakerStatus]:
+        breaker = self.port.breaker if isinstance(self.port, TargetPort) else None
+        if breaker is None:
+            return []
+        name = self.config.peers[0].name if self.config.peers else "group"
+        return [{"peer": name, "state": breaker.state.value, "opened": breaker.opened}]
+
+
+def _nothing() -> int:
+    """For an engine that another one's turn serves."""
+    return 0
+
+
+def _session_status(name: str, kind: str, engine: Engine, now_ns: int) -> SessionStatus:
+    session = engine.session
+    return {
+        "peer": name,
+        "up": session is not None,
+        "session": session.terms.session if session is not None else 0,
+        "link": kind,
+        "endpoint": engine.endpoint,
+        "since_s": max(0, now_ns - engine.changed_ns) / NS,
+        "formed": engine.formed,
+        "ended": engine.ended,
+    }
+
+
+def _breaker_of(settings: BreakerSettings, seed: int) -> Breaker | None:
+    if not settings.enabled:
+        return None
+    return Breaker(
+        settings.discards,
+        int(settings.probe_after_s * NS),
+        int(settings.probe_most_s * NS),
+        seed,
+        int(settings.window_s * NS),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("pp1q-transport")
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return "0+source"
