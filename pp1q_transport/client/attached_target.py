@@ -7,12 +7,9 @@ through here. This process's requests are the truth about committed tokens: a da
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
-
-import xxhash
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -20,6 +17,7 @@ from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..local.attach import Flag, Role
 from ..staging import SlotViews
+from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
@@ -29,10 +27,8 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
+    from .copying import RowsUp
 
-AgreeHook = Callable[[int, "dict[int, array[int]]"], "Mapping[int, Iterable[int]]"]
-_STATE: Final = struct.Struct("<QQQQ")
-_M64: Final = (1 << 64) - 1
 GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
 _NONE: Final = (0, 0, 0)
 
@@ -47,11 +43,13 @@ class RecordTicket:
         self.trace_id = trace_id
         self.round = request.round
         self.enqueued_ns = monotonic_ns()
-        self.deadline_ns = self.enqueued_ns + budget_us * 1000 + GRACE_NS
+        self.budget_ns = budget_us * 1000
+        self.deadline_ns = self.enqueued_ns + self.budget_ns + GRACE_NS
         self.generation = 0
         self.ready_ns = 0
         self.facts: ProposalFacts | None = None
         self.reason: Reason | None = None
+        self.rows_up: RowsUp | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -60,19 +58,31 @@ class RecordTicket:
         return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
 
     @property
+    def known(self) -> bool:
+        """See `proposal.Ticket.known`."""
+        if self.rows_up is not None:
+            return self._receiver.copies.settled(self.rows_up)
+        return self.facts is not None or self.reason is not None
+
+    @property
     def settled(self) -> bool:
         """See `proposal.Ticket.settled`."""
-        if self.facts is None and self.reason is None:
+        if not self.known:
             self._receiver.poll()
-        return self.facts is not None or self.reason is not None
+        return self.known
 
     def wait(self) -> Proposal:
         """See `proposal.Ticket.wait`."""
         patient = self._receiver.rank > 0  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
-        while self.facts is None and self.reason is None:
+        while not self.known:
+            if self.rows_up is not None:
+                self._receiver.await_copies(self.rows_up)
+                continue
             self._receiver.serve(monotonic_ns() + GRACE_NS if patient else self.deadline_ns)
-            if not patient and monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
+            if not patient and monotonic_ns() >= self.deadline_ns and not self.known:
                 self._receiver.give_up_daemon()
+        if self.rows_up is not None:
+            return self.rows_up.result()
         if self.facts is not None and self._receiver.holds(self.facts):
             return Proposal(self._receiver, self.request, self.facts)
         if self.reason is None:
@@ -91,6 +101,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._views: SlotViews | None = None
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
+        self._group_size = 1
         self._session = 0
         self.epoch = 0
         """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
@@ -127,7 +138,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
             name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
         }
         self._grouped = shape.group_size > 1
+        self._group_size = shape.group_size
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
+        self._map(attachment.regions)
 
     def _after_join(self) -> None:
         for request in self.requests.requests.values():
@@ -135,6 +148,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self.ring()
 
     def _parted(self) -> None:
+        self._unmap(touched=self.copies.running)
         self._session = 0
         self._open = False
         self._asked = 0
@@ -150,6 +164,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def give_up_daemon(self) -> None:
         """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
         self._lose(Reason.TIMEOUT)
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        """See `AttachedSide.before_sleep`."""
+        now_ns = monotonic_ns()
+        if any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+            self.give_up_daemon()
+            return None
+        return super().before_sleep()
 
     # ---- records ------------------------------------------------------------------------------------------------
 
@@ -219,12 +241,26 @@ class AttachedReceiver(AttachedSide, TargetSide):
             life=self._life,
         )
         self._held[slot] = slot_generation
+        proposal = Proposal(self, ticket.request, ticket.facts)
+        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, ticket.enqueued_ns + ticket.budget_ns)
+
+    def poll(self) -> int:
+        """See `AttachedSide.poll`."""
+        taken = super().poll()
+        if self.copies:
+            self.copies.look()
+        return taken
 
     # ---- what the target asks for -------------------------------------------------------------------------------
 
     def limit(self, name: str) -> int:
         """See `TargetSide.limit`."""
         return self._limits[name]
+
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return max(0, self._limits["max_slots"] - len(self._tickets) - len(self._held))
 
     def announce(self, request: Request) -> None:
         """See `TargetSide.announce`."""
@@ -274,7 +310,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         check_numbers(budget_us, target_context, trace_id)
         if request.in_flight:  # until it is committed or discarded, as in the embedded engine
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
-        if len(self._tickets) + len(self._held) >= self._limits["max_slots"]:
+        if not self.free_slots:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         drafted = self._limits["depth"] if depth is None else depth
         if request.anchor + drafted > request.max_position:
@@ -349,6 +385,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             payload=fresh.tobytes(),
         )
         self.ring()
+        self.nudge()
         if self._grouped:
             self._hear_commit(request, round)
             request.extend(fresh)
@@ -389,6 +426,18 @@ class AttachedReceiver(AttachedSide, TargetSide):
             del self._held[facts.slot]
             self.send(m.RELEASE, facts.slot, facts.slot_generation)
             self.ring()
+            self.nudge()
+
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`. The next COMMIT carries the risen generation. In a group of ranks the others may use what
+        they hold: this rank leaves, which ends the epoch (SPEC section 4)."""
+        if self._group_size > 1:
+            self._lose(reason)
+
+    def close(self) -> None:
+        """See `AttachedSide.close`."""
+        self._close_copies()
+        super().close()
 
     # ---- a rank group ------------------------------------------------------------------------------------------
 
@@ -422,34 +471,20 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if not epoch or self._tickets or self._held or self._agree is None:
             return
         self._asked = 0
+        requests = self.requests.requests
         try:
-            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in self.requests.requests.items()})
+            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in requests.items()})
         except PeerFault as fault:
             self.counters.refuse(fault.reason)
             self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
             self._asked = epoch
             self.poll()  # a later epoch may be asked for by now
             return
-        for number, request in self.requests.requests.items():
-            if number not in agreed:
-                raise LocalMisuse(f"the ranks' agreement leaves request {number} out")
-            tokens = self._int32(agreed[number])
-            if tokens != request.tokens:
-                request.rewrite(tokens)
-                self.send(m.CLOSE, number)
-                self.announce(request)
-        low, high = self._state()
-        self.send(m.AGREE, epoch & wire.U32_MAX, len(self.requests.requests), low, high)
+        for request in adopt(requests, agreed, self.limit("vocab_size")):
+            self.send(m.CLOSE, request.request)
+            self.announce(request)
+        self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
         self.ring()
-
-    def _state(self) -> tuple[int, int]:
-        """128 bits of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of requests."""
-        requests = [self.requests.requests[number] for number in sorted(self.requests.requests)]
-        packed = b"".join(
-            _STATE.pack(each.request, len(each.tokens), each.prefix_low, each.prefix_high) for each in requests
-        )
-        digest = xxhash.xxh3_128_intdigest(packed)
-        return digest & _M64, digest >> 64
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

@@ -27,12 +27,12 @@ from pp1q_transport.links.shm import ShmLink
 from pp1q_transport.links.shm_memory import DIALER, LISTENER, ShmEnds, create_memory, map_memory
 from pp1q_transport.session.outbox import Outbox
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(30)
 
 RING = 1 << 16
 HEAD, TAIL = 0, 64
 MEBIBYTE = 1 << 20
-FOREVER_NS = 50_000_000_000  # a wait that ends by itself would end the test as well
+FOREVER_NS = 500_000_000_000  # a wait that nothing ends outlasts the test, and fails it
 
 
 @dataclass
@@ -206,6 +206,12 @@ def test_a_farewell_is_heard_before_the_loss(hostile: Hostile) -> None:
     assert hostile.sock.recv(64) == b"", "nobody slept, so nobody was woken; then the end"
 
 
+def test_a_farewell_wakes_a_sleeper(hostile: Hostile) -> None:
+    assert hostile.reader().sleep()
+    assert hostile.end.link.say_last(encoded(9, b"")[1]) is True
+    assert len(hostile.sock.recv(64)) == 1
+
+
 def test_a_farewell_that_has_no_room_is_not_sent_in_part(hostile: Hostile) -> None:
     hostile.end.raw(bytes(RING - 100))
     until(hostile.end.outbox.empty, hostile.end)
@@ -221,6 +227,14 @@ def test_a_wait_ends_when_the_other_descriptor_can_go_on(hostile: Hostile) -> No
         far.send(b"x")
         hostile.end.link.wait(FOREVER_NS, near.fileno())
     assert hostile.end.link.pump(0) == 0
+
+
+def test_a_bell_that_woke_us_does_not_wake_us_again(hostile: Hostile) -> None:
+    hostile.sock.send(b"x")
+    hostile.end.link.wait(FOREVER_NS, -1)
+    began_ns = monotonic_ns()
+    hostile.end.link.wait(20_000_000, -1)
+    assert monotonic_ns() - began_ns >= 20_000_000
 
 
 # ---- sleeping and waking ----------------------------------------------------------------------------------------------
@@ -259,12 +273,34 @@ def test_two_sleepers_that_flood_each_other_wake_each_other(ring_bytes: int) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(20)
         assert not thread.is_alive(), "an end sleeps for ever"
     assert not faults
     for end in ends:
         assert end.sink.frames == [(n, noise(n, 100 + n * 97 % 9000)) for n in range(frames)]
         end.link.close()
+
+
+def test_a_reader_that_makes_room_wakes_the_writer_that_waits_for_it() -> None:
+    """One way only: no data that comes back could wake the writer instead."""
+    left, right = joined(1 << 12)
+    payload = noise(1, MEBIBYTE // 4)
+    left.frame(1, payload)
+
+    def write() -> None:
+        while not left.outbox.empty():
+            if left.link.pump(monotonic_ns()) == 0:
+                left.link.wait(FOREVER_NS, -1)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    while not right.sink.frames:
+        if right.link.pump(monotonic_ns()) == 0:
+            right.link.wait(FOREVER_NS, -1)
+    writer.join(10)
+    assert right.sink.frames == [(1, payload)]
+    left.link.close()
+    right.link.close()
 
 
 # ---- death ------------------------------------------------------------------------------------------------------------
