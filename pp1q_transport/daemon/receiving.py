@@ -100,6 +100,9 @@ class TargetPort(ClientPort):
         except LocalMisuse as error:
             self._refuse(request, NO_TICKET, Reason.LIMITS_MISMATCH, error)
             return
+        except PeerFault as fault:  # an earlier process used this ID's last generation
+            self._refuse(request, NO_TICKET, fault.reason, fault)
+            return
         opened.round = round_number
 
     def _queue_or_step(self, fields: tuple[Any, ...], now_ns: int) -> None:
@@ -301,7 +304,7 @@ class TargetPort(ClientPort):
             facts.epoch,
         )
 
-    def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse) -> None:
+    def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse | PeerFault) -> None:
         self.counters.add("client_misuse")
         self.log.warning("client_misuse", request=request, error=str(error))
         text = m.text_bytes(str(error))

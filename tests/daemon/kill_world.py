@@ -161,8 +161,8 @@ class KillWorld:
         survivors = {name: self.pid(name) for name in self.victims if name != victim}
         before = {name: self.status(name) for name in self.deployment.daemons if name != victim}
         sleep_exactly(delay_s)
-        killed_ns = time.monotonic_ns()
         self.deployment.kill(victim)
+        killed_ns = time.monotonic_ns()
         time.sleep(self.random.uniform(0.0, RESTART_MOST_S))
         restarted_ns = time.monotonic_ns()
         self.deployment.start(victim)
