@@ -462,7 +462,9 @@ def test_another_event_loop_is_refused(sides: Pair) -> None:
     run(main())
     with pytest.raises(LocalMisuse, match="another event loop"):
         run(main())
-    sides.close()
+    # The side itself is as usable as before: its event loop is gone, and nobody is to be woken there.
+    with sides.ready(sides.receiver.open_request(new_id(), PROMPT)).wait():
+        pass
 
 
 def test_no_peer_in_time() -> None:
@@ -607,21 +609,21 @@ def test_a_daemon_that_hangs_is_given_up() -> None:
     """Stopped, not dead: once a STEP's budget and the grace are over, its wait ends, and the rest of the event loop ran on."""
 
     async def main(deployment: Deployment) -> None:
-        async with AsyncReceiver(AttachedReceiver(deployment.socket("receiver0"))) as receiver:
-            async with AsyncLeader(AttachedLeader(deployment.socket("leader"))):
-                await receiver.wait_for_peer()
-                request = receiver.open_request(1, PROMPT)
-                process = deployment.parts["receiver0"].process
-                assert process is not None
-                process.send_signal(signal.SIGSTOP)
-                try:
-                    with pytest.raises(ProposalDiscarded) as caught:
-                        await receiver.step(request, budget_us=50_000)
-                finally:
-                    process.send_signal(signal.SIGCONT)
-                assert caught.value.reason is Reason.PEER_LOST
-                assert receiver.side.counters.get("daemon_lost") == 1
-                await receiver.wait_for_peer()
+        async with both(
+            Pair(AttachedReceiver(deployment.socket("receiver0")), AttachedLeader(deployment.socket("leader")))
+        ) as (receiver, _leader):
+            request = receiver.open_request(1, PROMPT)
+            process = deployment.parts["receiver0"].process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(ProposalDiscarded) as caught:
+                    await receiver.step(request, budget_us=50_000)
+            finally:
+                process.send_signal(signal.SIGCONT)
+            assert caught.value.reason is Reason.PEER_LOST
+            assert receiver.side.counters.get("daemon_lost") == 1
+            await receiver.wait_for_peer()
 
     with daemons() as deployment:
         run(main(deployment))
