@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from client_rig import DEPTH, MODELS, PROMPT, SLOTS, SMALL, WATCHDOG_S, Pair, da
 from pp1q_transport import open_leader, open_receiver
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Receiver
 from pp1q_transport.client.aio import AsyncLeader, AsyncReceiver, AsyncStep
+from pp1q_transport.client.pump import Pump
 from pp1q_transport.errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from pp1q_transport.session.requests import Request
 from pp1q_transport.toy.reference import Mode, run_reference
@@ -88,6 +89,12 @@ async def eventually(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+def timer_off(side: Any) -> Callable[[], None]:
+    """From now on this side's pump is woken by descriptors alone. Returns what undoes it."""
+    side.look_within_ns = lambda: 3_600_000_000_000
+    return lambda: delattr(side, "look_within_ns")
+
+
 def free(receiver: AsyncReceiver) -> Callable[[], bool]:
     return lambda: receiver.side.free_slots == SLOTS
 
@@ -156,7 +163,7 @@ def test_other_tasks_run_while_one_waits(sides: Pair) -> None:
 def test_descriptors_wake_it_and_not_the_timer(sides: Pair, support: int | None) -> None:
     """With a timer that never comes, rounds still end: every wake-up that they need is a descriptor's."""
     for side in (sides.receiver, sides.leader):
-        side.look_within_ns = lambda: 3_600_000_000_000  # type: ignore[method-assign]
+        timer_off(side)
 
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
@@ -183,6 +190,48 @@ def test_an_idle_event_loop_is_left_alone(sides: Pair) -> None:
             await asyncio.sleep(0.5)
             assert receiver._pump.turns - before[0] < 100
             assert leader._pump.turns - before[1] < 100
+
+    run(main())
+
+
+class Sleeper:
+    """A side that has something to do the moment it is asked to sleep."""
+
+    closed = False
+    flushed = True
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    def poll(self) -> int:
+        self.polls += 1
+        return 0
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        return None if self.polls < 5 else ()
+
+    def descriptors_to_watch(self) -> list[tuple[int, int]]:
+        return []
+
+    def after_sleep(self, ready: Set[int]) -> None:
+        assert not ready
+
+    def look_within_ns(self) -> int:
+        return 3_600_000_000_000
+
+    def may_wait(self) -> None: ...
+
+    def settle_epoch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_side_that_can_not_sleep_is_polled_again() -> None:
+    async def main() -> None:
+        side = Sleeper()
+        pump = Pump(side, lambda: None)
+        assert await pump.obtain(lambda: side.polls if side.polls >= 5 else None) == 5
+        pump.stop()
 
     run(main())
 
@@ -342,12 +391,15 @@ def test_slots_are_given_in_turn(sides: Pair) -> None:
             tasks = [asyncio.create_task(take(number)) for number in range(8)]
             await asyncio.sleep(0.02)
             assert not order
-            with pytest.raises(LocalMisuse, match="no free slot"):
-                receiver.enqueue(receiver.open_request(new_id(), PROMPT))
             held[0].release()
+            (await receiver.step(receiver.open_request(new_id(), PROMPT))).release()
+            assert order, "a task that came later took the slot that others wait for"
             await asyncio.gather(*tasks)
             assert order == sorted(order)
-            for proposal in held[1:]:
+            held[0] = await receiver.step(receiver.open_request(new_id(), PROMPT))
+            with pytest.raises(LocalMisuse, match="no free slot"):
+                receiver.enqueue(receiver.open_request(new_id(), PROMPT))
+            for proposal in held:
                 proposal.release()
 
     run(main())
@@ -480,10 +532,15 @@ def test_no_peer_in_time() -> None:
     run(main())
 
 
-def test_a_task_that_only_retries_lets_others_run() -> None:
+def test_a_task_that_only_retries_lets_others_run(sides: Pair) -> None:
     async def main() -> None:
-        async with AsyncReceiver(open_receiver(listen="tcp://127.0.0.1:0", **SMALL)) as receiver:
+        async with both(sides) as (receiver, leader):
             request = receiver.open_request(new_id(), PROMPT)
+            await leader.aclose()
+            if isinstance(receiver.side, Receiver):
+                await eventually(lambda: not receiver.up)
+            else:
+                receiver.side.draining = True
 
             async def retry() -> None:
                 while True:
@@ -511,8 +568,11 @@ def test_a_lost_peer_and_the_next_one() -> None:
                 leader = AsyncLeader(open_leader(connect=receiver.endpoint, **SMALL))
                 async with leader:
                     await asyncio.gather(pumped.wait_for_peer(), leader.wait_for_peer())
+                    timers = [timer_off(receiver), timer_off(leader.side)]
                     async with drafting(leader):
                         await rounds(pumped, request, 3)
+                    for on_again in timers:
+                        on_again()
                     waiting = asyncio.create_task(pumped.step(request))
                     await anext(leader)
                 with pytest.raises(ProposalDiscarded) as caught:
@@ -544,6 +604,24 @@ def test_a_link_that_may_not_be_lost() -> None:
     run(main())
 
 
+def test_a_draft_whose_target_left_in_order_is_done() -> None:
+    """`wait_for_peer=False` and a goodbye: the side closes by itself, and the iteration ends."""
+
+    async def main() -> None:
+        receiver = open_receiver(listen="tcp://127.0.0.1:0", **SMALL)
+        async with AsyncLeader(open_leader(connect=receiver.endpoint, wait_for_peer=False, **SMALL)) as leader:
+            async with AsyncReceiver(receiver) as target:
+                await asyncio.gather(target.wait_for_peer(), leader.wait_for_peer())
+                iterating = asyncio.create_task(draft_nothing(leader))
+                await asyncio.sleep(0)
+            await iterating
+            with pytest.raises(PeerFault) as caught:
+                await leader.wait_for_peer()
+            assert caught.value.reason is Reason.PEER_LOST
+
+    run(main())
+
+
 def test_a_link_too_narrow_for_what_is_put() -> None:
     """Rows that the kernel does not take at once are sent as it takes them, without the timer."""
     options = SMALL | {"vocab_size": 129280, "depth": 5}
@@ -562,11 +640,12 @@ def test_a_link_too_narrow_for_what_is_put() -> None:
                 nonlocal queued
                 async for step in drafter:
                     for position in step.positions:
-                        step.step.put(position, weights=row)  # all in one breath
-                    assert leader.engine.link is not None
-                    queued = max(queued, leader.engine.link.outbox.bytes_queued)
-                    drafter.kick()
+                        await step.put(position, weights=row)
+                        assert leader.engine.link is not None
+                        queued = max(queued, leader.engine.link.outbox.bytes_queued)
 
+            timer_off(receiver)
+            timer_off(leader)
             task = asyncio.create_task(answer())
             for _ in range(3):
                 (await target.step(target.open_request(new_id(), PROMPT), budget_us=10_000_000)).release()
