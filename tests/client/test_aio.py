@@ -16,6 +16,7 @@ from client_rig import DEPTH, MODELS, PROMPT, SLOTS, SMALL, WATCHDOG_S, Pair, da
 from pp1q_transport import open_leader, open_receiver
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Receiver
 from pp1q_transport.client.aio import AsyncLeader, AsyncReceiver, AsyncStep
+from pp1q_transport.client.endpoint import Endpoint
 from pp1q_transport.client.pump import Pump
 from pp1q_transport.errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from pp1q_transport.session.requests import Request
@@ -23,6 +24,7 @@ from pp1q_transport.toy.reference import Mode, run_reference
 from pp1q_transport.toy.sidecar import Deployment
 
 pytestmark = pytest.mark.timeout(60)
+PATIENT: dict[str, Any] = {"budget_us": 20_000_000}  # of a STEP that a slow machine must not end
 
 
 @pytest.fixture(params=("embedded", "shm", "attached"))
@@ -79,7 +81,7 @@ async def both(sides: Pair) -> AsyncIterator[tuple[AsyncReceiver, AsyncLeader]]:
 
 async def rounds(receiver: AsyncReceiver, request: Request, count: int, support: int | None = None) -> None:
     for _ in range(count):
-        with await receiver.step(request, support=support) as proposal:
+        with await receiver.step(request, support=support, **PATIENT) as proposal:
             verify(request, proposal)
 
 
@@ -123,7 +125,7 @@ def test_a_ticket_is_waited_for_later(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
             requests = [receiver.open_request(new_id(), PROMPT) for number in range(2)]
-            tickets = [receiver.enqueue(request) for request in requests]
+            tickets = [receiver.enqueue(request, **PATIENT) for request in requests]
             proposals = await asyncio.gather(*(receiver.wait(ticket) for ticket in tickets))
             assert [proposal.depth for proposal in proposals] == [DEPTH, DEPTH]
             for proposal in proposals:
@@ -135,7 +137,7 @@ def test_a_ticket_is_waited_for_later(sides: Pair) -> None:
 def test_a_ticket_is_not_for_two_tasks(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
-            ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT))
+            ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT), **PATIENT)
             first = asyncio.create_task(receiver.wait(ticket))
             await asyncio.sleep(0)
             with pytest.raises(LocalMisuse, match="another task"):
@@ -149,7 +151,7 @@ def test_a_ticket_is_not_for_two_tasks(sides: Pair) -> None:
 def test_other_tasks_run_while_one_waits(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
-            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT))
             for _ in range(50):
                 await asyncio.sleep(0.001)
             assert not waiting.done()
@@ -169,8 +171,8 @@ def test_descriptors_wake_it_and_not_the_timer(sides: Pair, support: int | None)
         async with both(sides) as (receiver, leader), drafting(leader):
             requests = [receiver.open_request(new_id(), PROMPT) for _ in range(6)]
             await asyncio.gather(*(rounds(receiver, request, 25, support) for request in requests))
-            held = [await receiver.step(requests[index]) for index in range(SLOTS)]
-            waiting = asyncio.create_task(receiver.step(requests[SLOTS]))
+            held = [await receiver.step(requests[index], **PATIENT) for index in range(SLOTS)]
+            waiting = asyncio.create_task(receiver.step(requests[SLOTS], **PATIENT))
             await asyncio.sleep(0.01)
             held[0].release()
             (await waiting).release()
@@ -245,7 +247,7 @@ def test_a_cancelled_task_takes_nothing_with_it(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
             requests = [receiver.open_request(new_id(), PROMPT, seed=number) for number in range(3)]
-            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            tasks = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
             await eventually(lambda: receiver.side.free_slots == SLOTS - 3)
             tasks[1].cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -269,7 +271,7 @@ def test_a_task_cancelled_with_its_proposal_in_hand(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
             request = receiver.open_request(new_id(), PROMPT)
-            ticket = receiver.enqueue(request)
+            ticket = receiver.enqueue(request, **PATIENT)
             task = asyncio.create_task(receiver.wait(ticket))
             look = receiver._pump._look
             cancelled: list[bool] = []
@@ -292,7 +294,7 @@ def test_a_task_cancelled_in_line_for_a_slot(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
             requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 2)]
-            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            tasks = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
             await eventually(lambda: receiver.side.free_slots == 0)
             tasks[SLOTS].cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -312,7 +314,7 @@ def test_a_task_cancelled_with_its_slot_in_hand(sides: Pair, at_once: bool) -> N
     async def main() -> None:
         async with both(sides) as (receiver, leader):
             requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 1)]
-            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            tasks = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
             await eventually(lambda: receiver.side.free_slots == 0 and requests[SLOTS - 1].in_flight)
             enqueue = receiver.side.enqueue
 
@@ -342,7 +344,7 @@ def test_a_timeout_of_the_tasks_own(sides: Pair) -> None:
             request = receiver.open_request(new_id(), PROMPT)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await receiver.step(request)
+                    await receiver.step(request, **PATIENT)
             receiver.close_request(request)
             await eventually(free(receiver))
             async with drafting(leader):
@@ -365,7 +367,7 @@ def test_a_cancelled_draft_gives_its_step_to_the_next(sides: Pair) -> None:
 
             leader._take = take_and_cancel  # type: ignore[method-assign]
             taking = asyncio.create_task(anext(leader))
-            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT))
             with pytest.raises(asyncio.CancelledError):
                 await taking
             assert taken == [True]
@@ -381,24 +383,24 @@ def test_a_cancelled_draft_gives_its_step_to_the_next(sides: Pair) -> None:
 def test_slots_are_given_in_turn(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
-            held = [await receiver.step(receiver.open_request(new_id(), PROMPT)) for number in range(SLOTS)]
+            held = [await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT) for number in range(SLOTS)]
             order: list[int] = []
 
             async def take(number: int) -> None:
-                with await receiver.step(receiver.open_request(new_id(), PROMPT)):
+                with await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT):
                     order.append(number)
 
             tasks = [asyncio.create_task(take(number)) for number in range(8)]
             await asyncio.sleep(0.02)
             assert not order
             held[0].release()
-            (await receiver.step(receiver.open_request(new_id(), PROMPT))).release()
+            (await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT)).release()
             assert order, "a task that came later took the slot that others wait for"
             await asyncio.gather(*tasks)
             assert order == sorted(order)
-            held[0] = await receiver.step(receiver.open_request(new_id(), PROMPT))
+            held[0] = await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT)
             with pytest.raises(LocalMisuse, match="no free slot"):
-                receiver.enqueue(receiver.open_request(new_id(), PROMPT))
+                receiver.enqueue(receiver.open_request(new_id(), PROMPT), **PATIENT)
             for proposal in held:
                 proposal.release()
 
@@ -422,10 +424,23 @@ def test_a_budget_that_ends(sides: Pair) -> None:
     run(main())
 
 
+def test_a_budget_ends_on_time_by_itself(embedded: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However rarely the pump looks for other reasons."""
+    monkeypatch.setattr(Endpoint, "look_within_ns", lambda _self: 3_600_000_000_000)
+
+    async def main() -> None:
+        async with both(embedded) as (receiver, _leader):
+            with pytest.raises(ProposalDiscarded) as caught:
+                await receiver.step(receiver.open_request(new_id(), PROMPT), budget_us=20_000)
+            assert caught.value.reason is Reason.TIMEOUT
+
+    run(main())
+
+
 def test_a_draft_that_gives_up(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
-            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT))
             (await anext(leader)).fail()
             with pytest.raises(ProposalDiscarded) as caught:
                 await waiting
@@ -438,7 +453,7 @@ def test_a_closed_request_ends_its_wait(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, _leader):
             request = receiver.open_request(new_id(), PROMPT)
-            waiting = asyncio.create_task(receiver.step(request))
+            waiting = asyncio.create_task(receiver.step(request, **PATIENT))
             await eventually(lambda: request.in_flight)
             receiver.close_request(request)
             with pytest.raises(ProposalDiscarded) as caught:
@@ -476,7 +491,7 @@ def test_closing_ends_every_wait(sides: Pair) -> None:
         receiver, leader = AsyncReceiver(sides.receiver), AsyncLeader(sides.leader)
         iterating = asyncio.create_task(draft_nothing(leader))
         requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 1)]
-        waiting = [asyncio.create_task(receiver.step(request)) for request in requests]
+        waiting = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
         await eventually(lambda: receiver.side.free_slots == 0)
         await receiver.aclose()
         for task in waiting:
@@ -484,7 +499,7 @@ def test_closing_ends_every_wait(sides: Pair) -> None:
                 await task
             assert caught.value.reason is Reason.CANCELLED
         with pytest.raises(LocalMisuse, match="closed"):
-            await receiver.step(requests[0])
+            await receiver.step(requests[0], **PATIENT)
         with pytest.raises(LocalMisuse, match="closed"):
             await receiver.wait_for_peer()
         await receiver.aclose()
@@ -526,7 +541,7 @@ def test_no_peer_in_time() -> None:
                 await receiver.wait_for_peer(0.05)
             assert caught.value.reason is Reason.TIMEOUT
             with pytest.raises(ProposalDiscarded) as discarded:
-                await receiver.step(receiver.open_request(new_id(), PROMPT))
+                await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT)
             assert discarded.value.reason is Reason.PEER_LOST
 
     run(main())
@@ -545,7 +560,7 @@ def test_a_task_that_only_retries_lets_others_run(sides: Pair) -> None:
             async def retry() -> None:
                 while True:
                     with suppress(ProposalDiscarded):
-                        await receiver.step(request)
+                        await receiver.step(request, **PATIENT)
 
             task = asyncio.create_task(retry())
             await asyncio.sleep(0.02)
@@ -573,7 +588,7 @@ def test_a_lost_peer_and_the_next_one() -> None:
                         await rounds(pumped, request, 3)
                     for on_again in timers:
                         on_again()
-                    waiting = asyncio.create_task(pumped.step(request))
+                    waiting = asyncio.create_task(pumped.step(request, **PATIENT))
                     await anext(leader)
                 with pytest.raises(ProposalDiscarded) as caught:
                     await waiting
@@ -666,7 +681,7 @@ def test_a_daemon_that_is_killed_and_comes_back() -> None:
             for name in ("receiver0", "leader"):
                 async with drafting(leader):
                     await rounds(receiver, request, 2)
-                waiting = asyncio.create_task(receiver.step(request))
+                waiting = asyncio.create_task(receiver.step(request, **PATIENT))
                 await anext(leader)
                 deployment.kill(name)
                 with pytest.raises(ProposalDiscarded) as caught:
