@@ -416,6 +416,18 @@ def put_all(step: Step) -> None:
         assert step.put(position, device=np.ones(VOCAB)) is not None
 
 
+def test_a_row_can_not_be_ended_before_its_copy(sides: Pair) -> None:
+    sides.leader.use_copy_stage(FakeDevice(after=None, up=False))
+    _ticket, step = a_step(sides)
+    row = step.begin_copy(step.positions[0], np.ones(VOCAB), "weights")
+    assert row is not None
+    assert not step.copy_over(row)
+    before = published(sides)
+    with pytest.raises(LocalMisuse, match="copy_over"):
+        step.end_copy(row)
+    assert published(sides) == before
+
+
 def test_copies_that_never_end_are_bounded(sides: Pair) -> None:
     device = FakeDevice(after=None, up=False)
     leader = sides.leader
