@@ -10,16 +10,18 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+import numpy as np
+
 from ..errors import PeerFault, ProposalDiscarded, Reason
 from ..rng import Domain, draw64
 from ..verify import QRow, target_only, verify_chain
-from .models import ToyTarget
+from .models import ToyDraft, ToyTarget
 from .pit import MIN_TOKENS, PitTest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ..client import Proposal, TargetSide, Ticket
+    from ..client import Proposal, Step, TargetSide, Ticket
     from ..session.requests import Request
     from ..verify import Verdict
 
@@ -96,6 +98,28 @@ class DemoResult:
     def faults_that_passed(self) -> int:
         """Injected faults whose proposal was ready all the same, or is not accounted for. Must be 0."""
         return sum(counts.get("ready", 0) + counts.get("unaccounted", 0) for counts in self.fault_outcomes.values())
+
+
+def latency_us(samples_ns: Sequence[int]) -> Mapping[str, float]:
+    """Nearest-rank p50, p99 and p99.9 in microseconds; zeros when there is no sample."""
+    if not samples_ns:
+        return {"p50": 0.0, "p99": 0.0, "p999": 0.0}
+    ordered = np.sort(np.asarray(samples_ns, np.int64)) / 1000
+    count = len(ordered)
+    return {
+        name: float(ordered[min(count - 1, max(0, -(-share * count // 1000) - 1))])
+        for name, share in (("p50", 500), ("p99", 990), ("p999", 999))
+    }
+
+
+def draft_rows(step: Step, draft: ToyDraft) -> None:
+    """Puts every row of a step, each conditioned on the tokens drawn before it, until it is dead."""
+    chain = step.tail(2).tolist()
+    for position in step.positions:
+        token = step.put(position, weights=draft.weights(chain, step.temperature))
+        if token is None:
+            return
+        chain.append(token)
 
 
 class Waits(Protocol):

@@ -16,8 +16,9 @@ import random
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,7 +144,10 @@ class KillWorld:
                 self._descriptors[name] = (pid, descriptors(pid))
                 continue
             most = known[1]
-            self.until(lambda pid=pid, most=most: descriptors(pid) <= most, f"{name} ({pid}) holds more than {most}", SETTLE_S)
+            try:
+                self.until(lambda pid=pid, most=most: descriptors(pid) <= most, f"{name} holds more than {most}", SETTLE_S)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{kinds(pid)}") from error
 
     # ---- the knife ---------------------------------------------------------------------------------------------
 
@@ -249,6 +253,15 @@ def noticed(victim: str, daemon: str) -> list[str]:
 def descriptors(pid: int) -> int:
     """How many a process holds."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def kinds(pid: int) -> dict[str, int]:
+    """What a process's descriptors are, counted."""
+    named: Counter[str] = Counter()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            named[os.readlink(f"/proc/{pid}/fd/{number}")] += 1
+    return dict(sorted(named.items()))
 
 
 def all_free(status: Status) -> bool:
