@@ -287,7 +287,8 @@ class Forming:
             kind = message_kind(message)
             seat = self._seat_of(peer)
             here = seat is not None and seat in busy
-            if kind == "keepalive" or (kind == "goodbye" and not here):
+            left = not busy or (self._seated and seat is not None and not here)
+            if kind == "keepalive" or (kind == "goodbye" and left):
                 return  # the link of a peer that left said so already
             if seat is None or not here:
                 raise PeerFault(Reason.UNEXPECTED_KIND, f"{kind} from a peer without a session")

@@ -61,15 +61,22 @@ class _AsyncSide:
             raise LocalMisuse(CLOSED) from None
 
     async def wait_for_peer(self, timeout_s: float = 30.0) -> None:
-        """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
+        """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time. In a group of ranks this is where
+        they agree (`on_agree`), in the event loop's thread."""
         self.start()
+        self._pumped.may_wait()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._pump.obtain(lambda: self.up or None)
+                await self._pump.obtain(self._peer)
         except TimeoutError:
             raise PeerFault(Reason.TIMEOUT, f"no peer within {timeout_s:g} s") from None
         except SideClosed:
             raise PeerFault(Reason.PEER_LOST, "the session is over and this side is closed") from None
+
+    def _peer(self) -> bool | None:
+        if not self.up:
+            self._pumped.settle_epoch()
+        return self.up or None
 
     async def aclose(self) -> None:
         """Sends what is queued (for a second at most), then closes the side. Tasks that wait here end: see what they await. Safe

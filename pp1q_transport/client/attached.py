@@ -60,6 +60,9 @@ class AttachedSide(ABC):
     def up(self) -> bool:
         """Whether proposals can flow: the daemon is there and has what it needs."""
 
+    def may_wait(self) -> None:  # noqa: B027 - only targets have epochs
+        """Raises `LocalMisuse` when waiting for the peer would be in vain: the caller has left something undone."""
+
     def settle_epoch(self) -> None:  # noqa: B027 - only targets have epochs
         """Does what the group's epoch wants of this process, if there is one."""
 
@@ -197,6 +200,7 @@ class AttachedSide(ABC):
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
+        self.may_wait()
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         while not self.up:
             if self._closed:

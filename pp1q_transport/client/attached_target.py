@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -19,6 +19,7 @@ from ..local.attach import Flag, Role
 from ..staging import SlotViews
 from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
+from .attached_ticket import GRACE_NS, RecordTicket
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
 
@@ -27,67 +28,6 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
-    from .copying import RowsUp
-
-GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
-_NONE: Final = (0, 0, 0)
-
-
-class RecordTicket:
-    """A STEP under way at the daemon (see `proposal.Ticket`)."""
-
-    def __init__(self, receiver: AttachedReceiver, request: Request, number: int, trace_id: int, budget_us: int) -> None:
-        self._receiver = receiver
-        self.request = request
-        self.number = number
-        self.trace_id = trace_id
-        self.round = request.round
-        self.enqueued_ns = monotonic_ns()
-        self.budget_ns = budget_us * 1000
-        self.deadline_ns = self.enqueued_ns + self.budget_ns + GRACE_NS
-        self.generation = 0
-        self.ready_ns = 0
-        self.facts: ProposalFacts | None = None
-        self.reason: Reason | None = None
-        self.rows_up: RowsUp | None = None
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """See `proposal.Ticket.key`."""
-        facts = self.facts
-        return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
-
-    @property
-    def known(self) -> bool:
-        """See `proposal.Ticket.known`."""
-        if self.rows_up is not None:
-            return self._receiver.copies.settled(self.rows_up)
-        return self.facts is not None or self.reason is not None
-
-    @property
-    def settled(self) -> bool:
-        """See `proposal.Ticket.settled`."""
-        if not self.known:
-            self._receiver.poll()
-        return self.known
-
-    def wait(self) -> Proposal:
-        """See `proposal.Ticket.wait`."""
-        patient = self._receiver.rank > 0  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
-        while not self.known:
-            if self.rows_up is not None:
-                self._receiver.await_copies(self.rows_up)
-                continue
-            self._receiver.serve(monotonic_ns() + GRACE_NS if patient else self.deadline_ns)
-            if not patient and monotonic_ns() >= self.deadline_ns and not self.known:
-                self._receiver.give_up_daemon()
-        if self.rows_up is not None:
-            return self.rows_up.result()
-        if self.facts is not None and self._receiver.holds(self.facts):
-            return Proposal(self._receiver, self.request, self.facts)
-        if self.reason is None:
-            self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
-        raise ProposalDiscarded(self.reason, self.request.request, self.round, self.generation)
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -101,7 +41,6 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._views: SlotViews | None = None
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
-        self._group_size = 1
         self._session = 0
         self.epoch = 0
         """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
@@ -138,7 +77,6 @@ class AttachedReceiver(AttachedSide, TargetSide):
             name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
         }
         self._grouped = shape.group_size > 1
-        self._group_size = shape.group_size
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
         self._map(attachment.regions)
 
@@ -168,7 +106,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def before_sleep(self) -> tuple[object, ...] | None:
         """See `AttachedSide.before_sleep`."""
         now_ns = monotonic_ns()
-        if any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+        if self.rank == 0 and any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
             self.give_up_daemon()
             return None
         return super().before_sleep()
@@ -241,8 +179,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
             life=self._life,
         )
         self._held[slot] = slot_generation
+        begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
         proposal = Proposal(self, ticket.request, ticket.facts)
-        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, ticket.enqueued_ns + ticket.budget_ns)
+        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
 
     def poll(self) -> int:
         """See `AttachedSide.poll`."""
@@ -385,11 +324,13 @@ class AttachedReceiver(AttachedSide, TargetSide):
             payload=fresh.tobytes(),
         )
         self.ring()
-        self.nudge()
-        if self._grouped:
-            self._hear_commit(request, round)
-            request.extend(fresh)
-            request.in_flight = False
+        try:
+            if self._grouped:
+                self._hear_commit(request, round)
+                request.extend(fresh)
+                request.in_flight = False
+        finally:
+            self.nudge()
 
     def _may_commit(self, request: Request, round: int) -> None:
         if not self._open:
@@ -431,7 +372,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
         """See `TargetSide.tell_void`. The next COMMIT carries the risen generation. In a group of ranks the others may use what
         they hold: this rank leaves, which ends the epoch (SPEC section 4)."""
-        if self._group_size > 1:
+        if self._grouped:
             self._lose(reason)
 
     def close(self) -> None:
@@ -459,11 +400,10 @@ class AttachedReceiver(AttachedSide, TargetSide):
             for request in self.requests.requests.values():
                 request.in_flight = request.request in waiting
 
-    def wait_for_peer(self, timeout_s: float = 30.0) -> None:
-        """See `AttachedSide.wait_for_peer`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
+    def may_wait(self) -> None:
+        """See `AttachedSide.may_wait`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
         if self._grouped and self._agree is None:
             raise LocalMisuse("a group of several ranks needs `on_agree`: how this engine's ranks agree on committed tokens")
-        super().wait_for_peer(timeout_s)
 
     def settle_epoch(self) -> None:
         """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""

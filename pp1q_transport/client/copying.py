@@ -12,6 +12,7 @@ import numpy as np
 
 from .._native.kernels import monotonic_ns
 from ..errors import LocalMisuse, ProposalDiscarded, Reason
+from ..wire import U32_MAX
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -134,6 +135,7 @@ class RowsUp(Copies):
         self.enqueued_ns = enqueued_ns
         self.deadline_ns = deadline_ns
         self.over: ProposalDiscarded | bool = False
+        self.lost = False  # its daemon or epoch is over: no fault of a copy's
         self.device_rows = [self._start(proposal, index) for index in range(proposal.depth)]
 
     def _start(self, proposal: Proposal, index: int) -> DeviceRow:
@@ -175,7 +177,7 @@ class CopiesUp:
         try:
             self._receiver.check_held(facts)
         except ProposalDiscarded as lost:  # its daemon or epoch is over
-            rows.over = lost
+            rows.over, rows.lost = lost, True
             return True
         done = rows.look()
         now_ns = monotonic_ns()
@@ -191,8 +193,11 @@ class CopiesUp:
         return bool(rows.over)
 
     def _discard(self, rows: RowsUp, reason: Reason, detail: str) -> None:
-        rows.over = ProposalDiscarded(reason, rows.request.request, rows.proposal.round)
-        self._receiver.void(rows.request, rows.proposal.facts, reason, detail)
+        facts = rows.proposal.facts
+        rows.over = ProposalDiscarded(
+            reason, rows.request.request, rows.proposal.round, min(facts.request_generation + 1, U32_MAX)
+        )
+        self._receiver.void(rows.request, facts, reason, detail)
         self._reap()
 
     def look(self) -> None:

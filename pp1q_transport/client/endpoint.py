@@ -61,6 +61,12 @@ class Endpoint:
 
     # ---- for an owner who sleeps by himself (`pump`) ------------------------------------------------------------
 
+    def may_wait(self) -> None:
+        """See `AttachedSide.may_wait`: an embedded side is a group of one, and can always wait."""
+
+    def settle_epoch(self) -> None:
+        """See `AttachedSide.settle_epoch`: an embedded side is a group of one, which agrees with itself."""
+
     @property
     def flushed(self) -> bool:
         """Whether nothing waits to be sent."""

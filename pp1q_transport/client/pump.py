@@ -33,6 +33,12 @@ class Pumped(Protocol):
     def flushed(self) -> bool:
         """Whether nothing waits to be sent."""
 
+    def may_wait(self) -> None:
+        """Raises `LocalMisuse` when waiting for the peer would be in vain: the caller has left something undone."""
+
+    def settle_epoch(self) -> None:
+        """Does what the group's epoch wants of this process, if there is one."""
+
     def poll(self) -> int:
         """Serves it once, without waiting. Returns how much that moved."""
 

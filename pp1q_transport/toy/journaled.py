@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from .._native.kernels import monotonic_ns
-from ..client.attached_target import RecordTicket
+from ..client.attached_ticket import RecordTicket
 from ..rng import Domain, draw64
 from .rounds import PROMPT, TargetLoop
 

@@ -232,7 +232,7 @@ def test_a_rank_of_a_group_leaves_rather_than_decide_alone(attached: Pair) -> No
     """The other ranks may use what they hold; leaving ends the epoch, so that nobody can commit it."""
     receiver = attached.receiver
     assert isinstance(receiver, AttachedReceiver)
-    receiver._group_size = 2
+    receiver._grouped = receiver._open = True
     device = FakeDevice(after=None, fails="done")
     receiver.use_copy_stage(device)
     ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT), budget_us=LONG_US)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -301,6 +302,91 @@ def test_a_reader_that_makes_room_wakes_the_writer_that_waits_for_it() -> None:
     assert right.sink.frames == [(1, payload)]
     left.link.close()
     right.link.close()
+
+
+@dataclass
+class Owner:
+    """Sleeps as a daemon does: in a poll of its own over what the link says."""
+
+    end: End
+
+    def sleep(self, timeout_ms: int | None = None) -> bool:
+        """False when the link would not have it. Wakes by `timeout_ms` at the latest (None: never)."""
+        link = self.end.link
+        slept = link.rest() >= 0
+        ready: set[int] = set()
+        if slept:
+            poller = select.poll()
+            for descriptor, events in link.watch():
+                poller.register(descriptor, events)
+            ready = {descriptor for descriptor, _ in poller.poll(timeout_ms)}
+        link.rise(link.fd in ready)
+        return slept
+
+
+def test_owners_that_sleep_by_themselves_are_woken_for_bytes_and_for_room() -> None:
+    """Flooding both ways first, then one way, so that either reason to wake is the only one at some time."""
+    ends = joined(1 << 12)
+    ends[0].frame(77, noise(77, MEBIBYTE // 4))
+    for end in ends:
+        for number in range(50):
+            end.frame(number, noise(number, 100 + number * 97 % 9000))
+
+    def run(end: End, frames: int) -> None:
+        while len(end.sink.frames) < frames or not end.outbox.empty():
+            if end.link.pump(monotonic_ns()) == 0:
+                Owner(end).sleep()
+
+    threads = [
+        threading.Thread(target=run, args=(end, frames), daemon=True) for end, frames in zip(ends, (50, 51), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "an end sleeps for ever"
+    assert [number for number, _payload in ends[1].sink.frames] == [77, *range(50)]
+    for end in ends:
+        end.link.close()
+
+
+def test_an_owner_may_not_sleep_over_bytes_room_or_a_death(hostile: Hostile) -> None:
+    owner, link = Owner(hostile.end), hostile.end.link
+    assert owner.sleep(0) is True
+    raw = encoded(1, noise(1, 1000))[1]
+    hostile.writer().write(raw, 0, len(raw))
+    assert owner.sleep() is False, "there are bytes"
+    until(lambda: len(hostile.end.sink.frames) == 1, hostile.end)
+    hostile.end.raw(bytes(RING))
+    assert owner.sleep() is False, "there is room for what waits to be sent"
+    until(hostile.end.outbox.empty, hostile.end)
+    hostile.end.raw(bytes(10))
+    assert link.pump(0) == 0
+    assert owner.sleep(0) is True, "the ring is full"
+    hostile.sock.close()
+    owner.sleep()
+    assert owner.sleep() is False, "the peer is gone"
+    assert ending(hostile.end) is Reason.PEER_LOST
+    assert owner.sleep() is False
+    link.close()
+    assert owner.sleep() is False
+
+
+def test_an_owner_that_is_up_is_not_rung(hostile: Hostile) -> None:
+    """Its sleep over, both announcements are taken back; and a bell that woke it is not heard twice."""
+    hostile.end.raw(bytes(RING))
+    until(hostile.end.outbox.empty, hostile.end)
+    hostile.end.raw(bytes(10))
+    hostile.sock.send(b"x")
+    owner, writer, reader = Owner(hostile.end), hostile.writer(), hostile.reader()
+    owner.sleep()
+    assert hostile.end.link.rest() >= 0
+    assert select.select([hostile.end.link.fd], [], [], 0)[0] == []
+    hostile.end.link.rise(False)
+    assert writer.write(b"x", 0, 1) == 1
+    assert not writer.wake_needed()
+    assert reader.read_into(bytearray(10), 0, 10) == 10
+    assert not reader.space_needed()
 
 
 # ---- death ------------------------------------------------------------------------------------------------------------
