@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -139,6 +139,14 @@ def re_form(endpoint: Waits, timeout_s: float = RECONNECT_S) -> None:
         raise PeerFault(Reason.PEER_LOST, f"no new session within {timeout_s:g} s") from fault
 
 
+class Outcome(NamedTuple):
+    """What came of a round: its number, and the generation of the noise, the proposal's if it was ready."""
+
+    number: int
+    generation: int
+    ready: bool
+
+
 class TargetLoop:
     """All rounds of one target. `verifier` is `verify.verify_chain`, or a wrong one in a test."""
 
@@ -171,18 +179,17 @@ class TargetLoop:
         while tickets:
             request, round_number, ticket = tickets.popleft()
             before = len(request.tokens)
-            generation = self._finish(request, round_number, ticket)
+            outcome = self._finish(request, round_number, ticket)
             result.rounds += 1
-            self.after_round(request, before, round_number, generation)
+            self.after_round(request, before, outcome)
             self._progress(result)
             if issued < self.options.rounds:
                 tickets.append(self._issue(request))
                 issued += 1
         return requests
 
-    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
-        """A round of `request` is over, which had `before` tokens then; `drafted` is the generation of its proposal, None after
-        a discard. For who keeps a journal."""
+    def after_round(self, request: Request, before: int, outcome: Outcome) -> None:
+        """A round of `request` is over, which had `before` tokens then. For who keeps a journal."""
 
     def verdict(self) -> None:
         """Judges the committed tokens, as far as there are enough."""
@@ -211,8 +218,7 @@ class TargetLoop:
             return request, round_number, None
         return request, round_number, ticket
 
-    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> int | None:
-        """Returns the generation that the proposal was drawn with, None when it was discarded."""
+    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> Outcome:
         result = self.result
         try:
             if ticket is None:
@@ -223,11 +229,11 @@ class TargetLoop:
             if ticket is not None:
                 result.outcomes[ticket.key] = discarded.reason.value
             self._target_only(request, round_number)
-            return None
+            return Outcome(round_number, request.generation, ready=False)
         result.outcomes[proposal.key] = "ready"
         with proposal:
             self._verify(request, proposal)
-        return proposal.generation
+        return Outcome(proposal.round, proposal.generation, ready=True)
 
     def _verify(self, request: Request, proposal: Proposal) -> None:
         result = self.result

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from journal_check import Entry, agree, check_tokens, histories, read_journal, rounds_of
+from journal_check import Entry, agree, check_tokens, histories, read_journal, rounds_of, rounds_of_all
 
 from pp1q_transport.daemon.status import Status
 from pp1q_transport.errors import PeerFault
@@ -107,7 +107,7 @@ class KillWorld:
         entries, self._at[rank] = read_journal(self.journal(rank), self._at[rank])
         rounds = [entry for entry in entries if "request" in entry]
         if rank == 0:
-            self._lately = (self._lately + rounds)[-20:]
+            self._lately = (self._lately + [entry for entry in rounds if "done_ns" in entry])[-20:]
         return rounds
 
     def journal(self, rank: int) -> Path:
@@ -121,7 +121,7 @@ class KillWorld:
         def look() -> bool:
             for rank in self._at:
                 for entry in self.fresh(rank):
-                    if rank not in done and entry["drafted"] is not None and entry["issued_ns"] >= since_ns:
+                    if rank not in done and entry.get("drafted") is not None and entry["issued_ns"] >= since_ns:
                         done[rank] = entry["done_ns"]
             return len(done) == len(self._at)
 
@@ -228,7 +228,7 @@ class KillWorld:
         assert not sockets, f"left behind: {sockets}"
         journals = [rounds_of(self.journal(rank)) for rank in ranks]
         agree([histories(journal) for journal in journals])
-        return check_tokens(self.shape, journals[0])
+        return check_tokens(self.shape, rounds_of_all(journals))
 
     def table(self) -> dict[str, dict[str, float]]:
         """Per victim: kills, and the median and largest times in s from the kill to the last rank's ready proposal."""
