@@ -23,7 +23,6 @@ from .grouping import GroupLinks
 from .leading import DraftPort, ServedLeader
 from .loop import Loop
 from .membership import MemberPort, MemberRank
-from .metrics import MetricsPort
 from .notify import Notifier
 from .receiving import TargetPort
 from .served import ServedReceiver
@@ -80,6 +79,8 @@ class Service:
             self.port = self._build_receiver()
         metrics = None
         if config.daemon.metrics is not None:
+            from .metrics import MetricsPort  # and with it prometheus_client, which costs a restart some of its time
+
             metrics = MetricsPort(config.daemon.metrics.host, config.daemon.metrics.port, self.status, self.counters)
             self._closers.append(metrics.close)
         self.metrics = metrics
