@@ -36,6 +36,11 @@ class ServedLeader(Leader):
         self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
         super().__init__(config)
 
+    def row_offset(self, slot: int, row: int) -> int:
+        """Where a row lies in the staging memory."""
+        assert self._staging is not None
+        return self._staging.views.geometry.row_offset(slot, row)
+
     def rows_done(self) -> int:
         """Rows sent, over all sessions."""
         return self._rows_before + (self.session.rows if self.session is not None else 0)
@@ -143,7 +148,7 @@ class DraftPort(ClientPort):
     def after_records(self) -> None:
         """Rows wait to be sent."""
         for leader in self.leaders:
-            if leader.session is not None:
+            if leader.session is not None and not leader.session.outbox.empty():
                 leader.engine.flush()
 
     # ---- records in ---------------------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class DraftPort(ClientPort):
         row = position - grant.anchor - 1
         if not 0 <= row < grant.depth:
             raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
-        at = session.terms.geometry().row_offset(slot, row)
+        at = leader.row_offset(slot, row)
         try:
             session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length)
         except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off
