@@ -29,6 +29,7 @@ LOOK_AT_MOST_NS: Final = 50_000_000
 SEND_AT_MOST_NS: Final = 2_000_000_000
 FULL_PAUSE_NS: Final = 200_000
 ATTACH_TIMEOUT_S: Final = 2.0
+FIRST_ATTACH_TIMEOUT_S: Final = 10.0  # nothing is lost by patience yet, and giving up ends the caller
 
 
 class AttachedSide(ABC):
@@ -53,7 +54,7 @@ class AttachedSide(ABC):
         self._answered = 0
         self._closed = False
         self._attachment: Attachment | None = None
-        self._join()  # the first time a daemon that is not there is the caller's to hear of
+        self._join(FIRST_ATTACH_TIMEOUT_S)  # the first time a daemon that is not there is the caller's to hear of
 
     # ---- what a side adds ---------------------------------------------------------------------------------------
 
@@ -92,8 +93,8 @@ class AttachedSide(ABC):
         """Whether a daemon is there."""
         return self._attachment is not None
 
-    def _join(self) -> None:
-        attachment = attach(self.path, self.role, self.rank, ATTACH_TIMEOUT_S)
+    def _join(self, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
+        attachment = attach(self.path, self.role, self.rank, timeout_s)
         try:
             self._joined(attachment)
         except (ConfigError, PeerFault):
