@@ -85,6 +85,8 @@ class OwnLinkSession(ReceiverSession):
     ) -> int:
         """Queues the STEP of a slot that rank 0 granted, with what this rank's own process asks for. 0, or the code of the reason
         why the two do not go together: then the slot is voted void."""
+        if self.joint.group is not None:
+            self.joint.group.forget(slot)
         if request.seed != slot.seed:
             return self._disagree(slot, Reason.RANK_DISAGREE)
         if depth != slot.depth:
