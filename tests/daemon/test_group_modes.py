@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from daemon_rig import WATCHDOG_S, Bed
-from journal_check import check_tokens, rounds_of
+from journal_check import agree, check_tokens, rounds_of
 
 from pp1q_transport import dyadic
 from pp1q_transport.client import AttachedReceiver, Proposal, attach_receiver
@@ -135,7 +135,7 @@ def test_shards_make_the_row_that_one_process_would_allocate_bit_for_bit(support
                 assert counts.tolist() == expected[1].tolist()
             chain.append(token)
     if support is None:
-        assert sent == 5 * 3 * ((VOCAB - 512) * 4 + 63) // 64 * 64, "each rank is sent its own range alone"
+        assert sent == 5 * 3 * (((VOCAB - 512) * 4 + 63) // 64 * 64), "each rank is sent its own range alone"
 
 
 def test_only_the_owner_can_read_q() -> None:
@@ -176,7 +176,7 @@ def test_a_rank_whose_process_asks_for_something_else_discards_on_all(mode: str)
         both(bed, act)
 
 
-@pytest.mark.parametrize("mode", ("vocabulary", "request-owner"))
+@pytest.mark.parametrize("mode", ("replicate", "vocabulary", "request-owner"))
 @pytest.mark.parametrize("victim", ("leader", "receiver1", "receiver0"))
 def test_a_daemon_that_dies_is_survived(mode: str, victim: str) -> None:
     shape = dataclasses.replace(TWO, mode=mode, rounds=1_000_000, vocab_size=256, support=16)
@@ -195,4 +195,16 @@ def test_a_daemon_that_dies_is_survived(mode: str, victim: str) -> None:
         bed.until(lambda: all(ready(j) > n + 5 for j, n in zip(journals, before, strict=True)), "rounds after the kill")
         for rank in range(2):
             bed.kill(f"target{rank}")
-        assert check_tokens(shape, rounds_of(journals[0])) > 10
+        entries = [rounds_of(journal) for journal in journals]
+        agree([tokens_of(each) for each in entries])
+        # What one rank took over from the other stands in the other's journal.
+        rounds = {(entry["request"], entry["at"]): entry for each in entries for entry in each if "number" in entry}
+        assert check_tokens(shape, [rounds[key] for key in sorted(rounds)]) > 10
+
+
+def tokens_of(entries: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """All tokens of each request at one rank."""
+    known: dict[int, list[int]] = {}
+    for entry in entries:
+        known.setdefault(entry["request"], list(PROMPT))[entry["at"] :] = entry["tokens"]
+    return known
