@@ -7,7 +7,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy wheel check-wheel
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-units wheel check-wheel soak
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -38,6 +38,9 @@ test-pure: .venv/.test-tools  ## the session tests again, with the hot modules u
 
 check-deploy:  ## what operators install, each file by the tool of its trade
 	scripts/check-deploy.sh
+
+check-units: .venv/.installed  ## the real daemons under the real systemd units, in a container (root)
+	scripts/boot-units.sh
 
 wheel: .venv/.installed  ## dist/: an sdist, and a manylinux wheel built from it
 	scripts/wheel.sh

@@ -1,8 +1,10 @@
 """What the sidecar costs over the embedded engine: step latency of both in one run, and a cross-process wake-up as the unit.
 
-Sparse k = 32, depth 5, rows ready-made (counts and IDs), everybody blocking. Blocks of both kinds take turns, so that the
-machine's mood hits both. Also counts what crosses the channels: control records, never a payload byte. Needs no network; run it
-on a quiet machine: `python bench/sidecar.py [--json]`.
+Every process is pinned so that each hop crosses cores, as the wake-up that is the unit does: target and leader daemon on one,
+receiver daemon and draft on the other (embedded: target on one, draft on the other). Sparse k = 32, depth 5, rows ready-made
+(counts and IDs), everybody blocking. Blocks of both kinds take turns, so that the machine's mood hits both. Also counts what
+crosses the channels: control records, never a payload byte. Needs no network; run it on a quiet machine: `python bench/sidecar.py
+[--json]`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pp1q_transport.toy.sidecar import Deployment, Shape
 DEPTH, SUPPORT, VOCAB = 5, 32, 129280
 ALLOWED_OVER_US = 15.0
 WAKE_UPS = 4
+CORES = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 
 
 def ready_made() -> tuple[np.ndarray, np.ndarray]:
@@ -68,6 +71,8 @@ def wake_up_us(count: int) -> float:
     ours, theirs = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
     child = multiprocessing.get_context("fork").Process(target=_echo, args=(fd, theirs, ours, count))
     child.start()
+    assert child.pid is not None
+    os.sched_setaffinity(child.pid, {CORES[1]})
     channel = Channel(_mapped(fd), CLIENT, ours, theirs)
     samples = []
     for _ in range(count):

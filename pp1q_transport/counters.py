@@ -92,10 +92,12 @@ class Counters:
         """Counts one refusal under its reason."""
         self.reasons[reason.value] = self.reasons.get(reason.value, 0) + 1
 
-    def discard(self, reason: Reason) -> None:
-        """Counts one discarded proposal: in the total `discarded`, under its reason, and under its reason among discards."""
+    def discard(self, reason: Reason, refused: bool = True) -> None:
+        """Counts one discarded proposal: in the total `discarded`, under its reason among discards, and under its reason (unless
+        `refused` is False: it was counted there before)."""
         self.add("discarded")
-        self.refuse(reason)
+        if refused:
+            self.refuse(reason)
         self.discards[reason.value] = self.discards.get(reason.value, 0) + 1
 
     def get(self, name: str) -> int:

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The engine: the one loop that joins a session, a link and a clock, and has what was lost formed anew.
 
 Between the client API, which drives it from the caller's own thread, and the sans-IO machines below, which decide everything.

@@ -68,6 +68,7 @@ class Reason(str, Enum):
     INVALID_WEIGHTS = "invalid_weights"  # NaN, +inf, negative (-0.0 too) or no mass in the weights handed to allocate
     REQUEST_MISMATCH = "request_mismatch"  # a row names another request than the slot was granted for
     CIRCUIT_OPEN = "circuit_open"  # too many proposals in a row were discarded: this STEP was never sent
+    COPY_FAILED = "copy_failed"  # the engine's copy stage could not bring a row to or from its device
 
     @property
     def code(self) -> int:

@@ -17,6 +17,8 @@ import numpy as np
 from .errors import ConfigError, LocalMisuse, PeerFault, Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from .session.slots import SlotGeometry
@@ -38,6 +40,8 @@ class Region:
                 f"slot memory of {size / 1e6:.0f} MB is wanted, {available / 1e6:.0f} MB are available: lower slots or depth"
             )
         self.size = size
+        self.at_close: list[Callable[[], None]] = []
+        """Called by `close`, once: what was done to this memory elsewhere (registered with a device) is undone."""
         started = time.monotonic_ns()
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -60,6 +64,7 @@ class Region:
         views are read-only.
         """
         region = cls.__new__(cls)
+        region.at_close = []
         started = time.monotonic_ns()
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -91,6 +96,8 @@ class Region:
 
     def close(self) -> None:
         """Closes the descriptor; the mapping lives until the last view of it is gone."""
+        while self.at_close:
+            self.at_close.pop()()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

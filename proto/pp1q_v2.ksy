@@ -425,3 +425,4 @@ enums:
     51: invalid_weights
     52: request_mismatch
     53: circuit_open
+    54: copy_failed

@@ -54,7 +54,7 @@ unit_root() {
     "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d"
   ln -s usr/lib "$root/lib"; ln -s usr/bin "$root/bin"
   cp -a "$units" "$root/usr/lib/systemd"
-  for command in opt/pp1q/bin/pp1q bin/kill; do printf '#!/bin/sh\n' >"$root/$command"; chmod 0755 "$root/$command"; done
+  for command in opt/pp1q/bin/pp1q bin/sh; do printf '#!/bin/sh\n' >"$root/$command"; chmod 0755 "$root/$command"; done
   cp deploy/systemd/*.service "$root/etc/systemd/system/"
   cp deploy/systemd/pp1q.sysusers.conf "$root/usr/lib/sysusers.d/pp1q.conf"
   cp deploy/systemd/pp1q.tmpfiles.conf "$root/usr/lib/tmpfiles.d/pp1q.conf"

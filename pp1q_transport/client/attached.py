@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """What both attached sides share: the way to a daemon, the waiting for it, its loss and its return.
 
 Between a process and the Unix socket of its daemon (`local.attach`). Knows neither proposals nor rows. A daemon that dies costs
@@ -12,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Self
 
 from .._native.kernels import monotonic_ns
-from .._native.net import wait_io
+from .._native.net import POLLIN, wait_io
 from ..counters import Counters
 from ..errors import ConfigError, LocalMisuse, PeerFault, Reason
 from ..local import messages as m
@@ -20,6 +19,7 @@ from ..local.attach import Attachment, Role, attach
 from ..logs import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Set
     from pathlib import Path
 
 BACKOFF_FIRST_NS: Final = 20_000_000
@@ -60,6 +60,9 @@ class AttachedSide(ABC):
     def up(self) -> bool:
         """Whether proposals can flow: the daemon is there and has what it needs."""
 
+    def may_wait(self) -> None:  # noqa: B027 - only targets have epochs
+        """Raises `LocalMisuse` when waiting for the peer would be in vain: the caller has left something undone."""
+
     def settle_epoch(self) -> None:  # noqa: B027 - only targets have epochs
         """Does what the group's epoch wants of this process, if there is one."""
 
@@ -76,6 +79,11 @@ class AttachedSide(ABC):
         """One record of the daemon."""
 
     # ---- the daemon's coming and going --------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether this side has ended for good."""
+        return self._closed
 
     @property
     def attached(self) -> bool:
@@ -192,6 +200,7 @@ class AttachedSide(ABC):
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
+        self.may_wait()
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         while not self.up:
             if self._closed:
@@ -200,6 +209,45 @@ class AttachedSide(ABC):
                 raise PeerFault(Reason.TIMEOUT, f"no peer within {timeout_s:g} s through the daemon at {self.path}")
             self.serve(min(deadline_ns, monotonic_ns() + LOOK_AT_MOST_NS))
             self.settle_epoch()
+
+    # ---- for an owner who sleeps by himself (`pump`) ------------------------------------------------------------
+
+    @property
+    def flushed(self) -> bool:
+        """Whether nothing waits to be sent: a record that `send` took is the daemon's already."""
+        return True
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        """Prepares for the owner's own sleep. None: do not sleep, poll; otherwise what `descriptors_to_watch` depends on."""
+        attachment = self._attachment
+        if attachment is None:
+            return ()
+        try:
+            return (attachment,) if attachment.channel.prepare_sleep() else None
+        except PeerFault as fault:  # broken since the last poll
+            self._lose(fault.reason)
+            return None
+
+    def descriptors_to_watch(self) -> list[tuple[int, int]]:
+        """(descriptor, poll events) of everything that may wake this side."""
+        attachment = self._attachment
+        return [] if attachment is None else [(attachment.channel.fileno(), POLLIN), (attachment.sock.fileno(), POLLIN)]
+
+    def after_sleep(self, ready: Set[int]) -> None:
+        """Ends the sleep; `ready` are the descriptors that ended it. Notices when the daemon is gone. Then poll."""
+        attachment = self._attachment
+        if attachment is None:
+            return
+        attachment.channel.after_sleep(attachment.channel.fileno() in ready)
+        if attachment.sock.fileno() in ready and attachment.gone():
+            self.poll()  # what it said before it went
+            self._lose(Reason.PEER_LOST)
+
+    def look_within_ns(self) -> int:
+        """How long the owner may sleep at most, in ns."""
+        if self._attachment is not None:
+            return LOOK_AT_MOST_NS
+        return max(0, min(LOOK_AT_MOST_NS, self._retry_ns - monotonic_ns()))
 
     def close(self) -> None:
         """Leaves the daemon. Safe to repeat."""

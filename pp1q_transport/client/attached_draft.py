@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The draft side beside a daemon: STEPs as records, q written in place into the daemon's staging memory.
 
 Between a draft model's loop and the channel of its leader daemon, for all the targets that the daemon serves: in turn, so that
@@ -82,11 +81,13 @@ class AttachedLeader(AttachedSide, DraftSide):
             views = SlotViews(region, geometry, shape.vocab_size, writable=True)
             staging = Staging(region, views, shape.dense_row_bytes)
             self._targets.append(_Target(index, staging, shape.max_slots, shape.depth))
+        self._map(attachment.regions)
 
     def _after_join(self) -> None:
         """A draft has nothing to say until it is asked."""
 
     def _parted(self) -> None:
+        self._unmap(touched=False)
         for target in self._targets:
             self._end(target, Reason.PEER_LOST)
 
@@ -145,6 +146,10 @@ class AttachedLeader(AttachedSide, DraftSide):
         """See `DraftSide.next_step`. Targets take turns."""
         if not any(target.queue for target in self._targets):
             self.serve(monotonic_ns() + timeout_ns)
+        return self.take_step()
+
+    def take_step(self) -> Step | None:
+        """See `DraftSide.take_step`."""
         count = len(self._targets)
         for look in range(count):
             target = self._targets[(self._turn + look) % count]
@@ -188,4 +193,7 @@ class AttachedLeader(AttachedSide, DraftSide):
             self.send(m.FAIL, target, grant.slot, generation, reason.code)
             self.ring()
 
-
+    def close(self) -> None:
+        """See `AttachedSide.close`."""
+        self._close_copies()
+        super().close()

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The target side beside a daemon: steps and commits as records, q read in place from the daemon's slots.
 
 Between a target model's loop and the channel of its receiver daemon. The slots are mapped read-only; no payload byte passes
@@ -8,12 +7,9 @@ through here. This process's requests are the truth about committed tokens: a da
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-
-import xxhash
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -22,7 +18,9 @@ from ..local import messages as m
 from ..local.attach import Flag, Role
 from ..session.shards import GROUP_MODES, REPLICATE, range_of
 from ..staging import SlotViews
+from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
+from .attached_ticket import GRACE_NS, RecordTicket
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
 
@@ -31,55 +29,6 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
-
-AgreeHook = Callable[[int, "dict[int, array[int]]"], "Mapping[int, Iterable[int]]"]
-_STATE: Final = struct.Struct("<QQQQ")
-_M64: Final = (1 << 64) - 1
-GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
-_NONE: Final = (0, 0, 0)
-
-
-class RecordTicket:
-    """A STEP under way at the daemon (see `proposal.Ticket`)."""
-
-    def __init__(self, receiver: AttachedReceiver, request: Request, number: int, trace_id: int, budget_us: int) -> None:
-        self._receiver = receiver
-        self.request = request
-        self.number = number
-        self.trace_id = trace_id
-        self.round = request.round
-        self.enqueued_ns = monotonic_ns()
-        self.deadline_ns = self.enqueued_ns + budget_us * 1000 + GRACE_NS
-        self.generation = 0
-        self.ready_ns = 0
-        self.facts: ProposalFacts | None = None
-        self.reason: Reason | None = None
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """See `proposal.Ticket.key`."""
-        facts = self.facts
-        return (facts.session, facts.slot, facts.slot_generation) if facts is not None else _NONE
-
-    @property
-    def settled(self) -> bool:
-        """See `proposal.Ticket.settled`."""
-        if self.facts is None and self.reason is None:
-            self._receiver.poll()
-        return self.facts is not None or self.reason is not None
-
-    def wait(self) -> Proposal:
-        """See `proposal.Ticket.wait`."""
-        patient = self._receiver.rank > 0  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
-        while self.facts is None and self.reason is None:
-            self._receiver.serve(monotonic_ns() + GRACE_NS if patient else self.deadline_ns)
-            if not patient and monotonic_ns() >= self.deadline_ns and self.facts is None and self.reason is None:
-                self._receiver.give_up_daemon()
-        if self.facts is not None and self._receiver.holds(self.facts):
-            return Proposal(self._receiver, self.request, self.facts)
-        if self.reason is None:
-            self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
-        raise ProposalDiscarded(self.reason, self.request.request, self.round, self.generation)
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -138,6 +87,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         }
         self._grouped = shape.group_size > 1
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
+        self._map(attachment.regions)
 
     def _after_join(self) -> None:
         for request in self.requests.requests.values():
@@ -145,6 +95,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self.ring()
 
     def _parted(self) -> None:
+        self._unmap(touched=self.copies.running)
         self._session = 0
         self._open = False
         self._asked = 0
@@ -160,6 +111,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def give_up_daemon(self) -> None:
         """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
         self._lose(Reason.TIMEOUT)
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        """See `AttachedSide.before_sleep`."""
+        now_ns = monotonic_ns()
+        if self.rank == 0 and any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+            self.give_up_daemon()
+            return None
+        return super().before_sleep()
 
     # ---- records ------------------------------------------------------------------------------------------------
 
@@ -230,12 +189,27 @@ class AttachedReceiver(AttachedSide, TargetSide):
             owner=ticket.request.owner,
         )
         self._held[slot] = slot_generation
+        begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
+        proposal = Proposal(self, ticket.request, ticket.facts)
+        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
+
+    def poll(self) -> int:
+        """See `AttachedSide.poll`."""
+        taken = super().poll()
+        if self.copies:
+            self.copies.look()
+        return taken
 
     # ---- what the target asks for -------------------------------------------------------------------------------
 
     def limit(self, name: str) -> int:
         """See `TargetSide.limit`."""
         return self._limits[name]
+
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return max(0, self._limits["max_slots"] - len(self._tickets) - len(self._held))
 
     def announce(self, request: Request) -> None:
         """See `TargetSide.announce`."""
@@ -285,7 +259,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         check_numbers(budget_us, target_context, trace_id)
         if request.in_flight:  # until it is committed or discarded, as in the embedded engine
             raise LocalMisuse(f"request {request.request} has a proposal in flight")
-        if len(self._tickets) + len(self._held) >= self._limits["max_slots"]:
+        if not self.free_slots:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         drafted = self._limits["depth"] if depth is None else depth
         if request.anchor + drafted > request.max_position:
@@ -360,10 +334,13 @@ class AttachedReceiver(AttachedSide, TargetSide):
             payload=fresh.tobytes(),
         )
         self.ring()
-        if self._grouped:
-            self._hear_commit(request, round)
-            request.extend(fresh)
-            request.in_flight = False
+        try:
+            if self._grouped:
+                self._hear_commit(request, round)
+                request.extend(fresh)
+                request.in_flight = False
+        finally:
+            self.nudge()
 
     def _may_commit(self, request: Request, round: int) -> None:
         if not self._open:
@@ -400,6 +377,18 @@ class AttachedReceiver(AttachedSide, TargetSide):
             del self._held[facts.slot]
             self.send(m.RELEASE, facts.slot, facts.slot_generation)
             self.ring()
+            self.nudge()
+
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`. The next COMMIT carries the risen generation. In a group of ranks the others may use what
+        they hold: this rank leaves, which ends the epoch (SPEC section 4)."""
+        if self._grouped:
+            self._lose(reason)
+
+    def close(self) -> None:
+        """See `AttachedSide.close`."""
+        self._close_copies()
+        super().close()
 
     # ---- a rank group ------------------------------------------------------------------------------------------
 
@@ -421,11 +410,10 @@ class AttachedReceiver(AttachedSide, TargetSide):
             for request in self.requests.requests.values():
                 request.in_flight = request.request in waiting
 
-    def wait_for_peer(self, timeout_s: float = 30.0) -> None:
-        """See `AttachedSide.wait_for_peer`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
+    def may_wait(self) -> None:
+        """See `AttachedSide.may_wait`. In a group this is where ranks agree (`on_agree`): release every proposal before."""
         if self._grouped and self._agree is None:
             raise LocalMisuse("a group of several ranks needs `on_agree`: how this engine's ranks agree on committed tokens")
-        super().wait_for_peer(timeout_s)
 
     def settle_epoch(self) -> None:
         """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""
@@ -433,34 +421,20 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if not epoch or self._tickets or self._held or self._agree is None:
             return
         self._asked = 0
+        requests = self.requests.requests
         try:
-            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in self.requests.requests.items()})
+            agreed = self._agree(epoch, {number: request.tokens[:] for number, request in requests.items()})
         except PeerFault as fault:
             self.counters.refuse(fault.reason)
             self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
             self._asked = epoch
             self.poll()  # a later epoch may be asked for by now
             return
-        for number, request in self.requests.requests.items():
-            if number not in agreed:
-                raise LocalMisuse(f"the ranks' agreement leaves request {number} out")
-            tokens = self._int32(agreed[number])
-            if tokens != request.tokens:
-                request.rewrite(tokens)
-                self.send(m.CLOSE, number)
-                self.announce(request)
-        low, high = self._state()
-        self.send(m.AGREE, epoch & wire.U32_MAX, len(self.requests.requests), low, high)
+        for request in adopt(requests, agreed, self.limit("vocab_size")):
+            self.send(m.CLOSE, request.request)
+            self.announce(request)
+        self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
         self.ring()
-
-    def _state(self) -> tuple[int, int]:
-        """128 bits of everything that is committed: XXH3-128 over (request, tokens, prefix digest) in order of requests."""
-        requests = [self.requests.requests[number] for number in sorted(self.requests.requests)]
-        packed = b"".join(
-            _STATE.pack(each.request, len(each.tokens), each.prefix_low, each.prefix_high) for each in requests
-        )
-        digest = xxhash.xxh3_128_intdigest(packed)
-        return digest & _M64, digest >> 64
 
     def totals(self) -> dict[str, int]:
         """What this process knows of its proposals; the daemon's status has the rest."""

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The embedded draft side: the engine runs inside these calls; rows go out while the next one is drafted.
 
 Between a draft model's loop and the engine. Owns the staging memory. SPEC sections 3, 5 and 9.
@@ -52,6 +51,7 @@ class Leader(Endpoint, DraftSide):
             self._region = Region(geometry.total_bytes, "pp1q-staging")
             views = SlotViews(self._region, geometry, terms.vocab_size, writable=True)
             self._staging = Staging(self._region, views, terms.dense_row_bytes)
+            self._map([self._region])
 
     def _make_session(self, terms: SessionTerms) -> LeaderSession:
         self.prepare(terms)
@@ -93,6 +93,10 @@ class Leader(Endpoint, DraftSide):
         """The next live STEP, waiting at most `timeout_ns`."""
         if not self._steps:
             self.serve(timeout_ns)
+        return self.take_step()
+
+    def take_step(self) -> Step | None:
+        """See `DraftSide.take_step`."""
         while self._steps:
             grant = self._steps.popleft()
             request = self.requests.get(grant.request)
@@ -108,10 +112,11 @@ class Leader(Endpoint, DraftSide):
             self.engine.wait(timeout_ns)
         self.collect()
 
-    def poll(self) -> None:
-        """Serves the engine once, without waiting."""
-        self.engine.poll()
+    def poll(self) -> int:
+        """Serves the engine once, without waiting. Returns how many bytes moved."""
+        moved = self.engine.poll()
         self.collect()
+        return moved
 
     def collect(self) -> None:
         """Takes new STEPs and events from the session."""
@@ -149,9 +154,9 @@ class Leader(Endpoint, DraftSide):
 
     def close(self) -> None:
         """See `Endpoint.close`; frees the staging memory too."""
+        self._close_copies()
         super().close()
-        if self._region is not None:
-            self._region.close()
+        self._unmap(touched=False)
         self._region = None
         self._staging = None
 

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """What every draft side does: STEPs to iterate over, rows staged and drawn, and callbacks for what the target does.
 
 Between the draft's loop and the two leaders that share it: embedded (`draft`) and beside a daemon (`attached_draft`). The token
@@ -8,7 +7,7 @@ of each row is drawn here, by the one RNG that owns proposals. Moves no frames. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,14 +16,18 @@ from .._native import kernels
 from ..errors import InvalidQ, LocalMisuse, Reason
 from ..session.leader import DRAFTING, SENT, Grant
 from . import rows
+from .copying import HOLDS, LOOK_NS, CopiesDown
+from .mapped import Mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
+    from ..counters import Counters
     from ..session.requests import Request
     from ..staging import Region, SlotViews
+    from .copying import CopyStage, RowDown
 
 
 class Step:
@@ -80,13 +83,39 @@ class Step:
         weights: npt.NDArray[np.float64] | None = None,
         counts: npt.NDArray[np.uint32] | None = None,
         ids: npt.NDArray[np.int32] | None = None,
+        device: object = None,
+        holds: str = "weights",
     ) -> int | None:
         """Allocates (from `weights`, float64 [V]) or takes (`counts`, uint32 [V], or [n] with `ids` int32 [n]) the row of
         `position`, draws its token by the owned RNG, and sends the row. Returns the token; None when the proposal is dead.
 
-        Raises `InvalidQ` for weights or counts that make no q (SPEC section 3).
+        `device` is a handle that the leader's copy stage brings to the host first; it `holds` "weights" or "counts", as above.
+        Raises `InvalidQ` for weights or counts that make no q (SPEC section 3), and what a copy stage raises, after the STEP
+        was given up (`copy_failed`).
         """
-        return self._leader.put_row_of(self, self._grant, position, weights, counts, ids)
+        if device is None:
+            return self._leader.put_row_of(self, self._grant, position, weights, counts, ids)
+        if weights is not None or counts is not None or ids is not None:
+            raise LocalMisuse("give either device or weights or counts")
+        row = self.begin_copy(position, device, holds)
+        if row is None:
+            return None
+        while not self.copy_over(row):
+            self._leader.poll()
+            row.idle(LOOK_NS)
+        return self.end_copy(row)
+
+    def begin_copy(self, position: int, device: object, holds: str) -> RowDown | None:
+        """The first part of `put(device=...)`: begins the copy. None when the proposal is dead. `end_copy` must follow."""
+        return self._leader.begin_row(self, self._grant, position, device, holds)
+
+    def copy_over(self, row: RowDown) -> bool:
+        """Whether `end_copy` may be called: the copy is over, or failed, or the proposal is dead. Serves nothing."""
+        return row.look() or row.failed is not None or not self.alive
+
+    def end_copy(self, row: RowDown) -> int | None:
+        """The last part of `put(device=...)`: sends the row if its copy is over; gives its host memory back."""
+        return self._leader.end_row(self, self._grant, row)
 
     def fail(self, reason: Reason = Reason.CANCELLED) -> None:
         """Gives the STEP up: the receiver discards the proposal with this reason at once."""
@@ -154,10 +183,15 @@ def draw_u24(step: Step, position: int) -> int:
     return kernels.draw_u24(step.seed, 1, step.generation, step.round, position)
 
 
-class DraftSide(ABC):
+class DraftSide(Mapped, ABC):
     """What both leaders are: an iterator of STEPs, callbacks, and the way of a row."""
 
+    counters: Counters
+    log: Any
+
     def __init__(self) -> None:
+        Mapped.__init__(self)
+        self.copies = CopiesDown()
         self._on_open: list[Callable[[int, list[int]], None]] = []
         self._on_commit: list[Callable[[int, list[int]], None]] = []
         self._on_reset: list[Callable[[int, Reason], None]] = []
@@ -173,8 +207,16 @@ class DraftSide(ABC):
         """Whether there will be no further STEP: this side was closed."""
 
     @abstractmethod
+    def poll(self) -> int:
+        """Serves what moves the frames once, without waiting. Returns how much that moved."""
+
+    @abstractmethod
     def next_step(self, timeout_ns: int = 50_000_000) -> Step | None:
         """The next live STEP, waiting at most `timeout_ns`."""
+
+    @abstractmethod
+    def take_step(self) -> Step | None:
+        """The next live STEP of those that came already. Serves nothing."""
 
     @abstractmethod
     def drafting(self, grant: Grant, target: int = 0) -> bool:
@@ -250,13 +292,55 @@ class DraftSide(ABC):
             raise LocalMisuse("give exactly one of weights and counts")
         if ids is not None and (counts is None or step.support is None):
             raise LocalMisuse("ids belong to the counts of a sparse row alone")
-        # Judged before staging memory is touched: a row that waits there to be sent must stay as it was digested.
-        if grant.state == SENT:
-            raise LocalMisuse(f"all {step.depth} rows of this step are put already")
-        if position != step.anchor + 1 + grant.rows:
-            raise LocalMisuse(f"position {position} out of order: the next one is {step.anchor + 1 + grant.rows}")
+        self._judge_place(step, grant, position)
         if step.support is None:
             token, entries, at, length = staging.dense(step, position, weights, counts)
         else:
             token, entries, at, length = staging.sparse(step, position, weights, counts, ids)
         return token if self.send_row(grant, step, position, token, entries, at, length) else None
+
+    def _judge_place(self, step: Step, grant: Grant, position: int) -> None:
+        """Judged before staging memory is touched: a row that waits there to be sent must stay as it was digested."""
+        if grant.state == SENT:
+            raise LocalMisuse(f"all {step.depth} rows of this step are put already")
+        if position != step.anchor + 1 + grant.rows:
+            raise LocalMisuse(f"position {position} out of order: the next one is {step.anchor + 1 + grant.rows}")
+
+    # ---- copies from a device (`copying`) -----------------------------------------------------------------------
+
+    def use_copy_stage(self, stage: CopyStage | None) -> None:
+        """From now on `put(device=...)` has rows brought to the host by `stage`; a row is published only once it is there."""
+        self.copies.stage = stage
+
+    def begin_row(self, step: Step, grant: Grant, position: int, device: object, holds: str) -> RowDown | None:
+        """See `Step.begin_copy`."""
+        if holds not in HOLDS:
+            raise LocalMisuse(f"holds must be one of {', '.join(HOLDS)}, not {holds!r}")
+        if holds == "counts" and step.support is not None:
+            raise LocalMisuse("the counts of a sparse row need their ids: bring both to the host, or give weights")
+        staging = self.staging_of(step.target)
+        if staging is None or grant.generation != step.slot_generation or grant.state not in (DRAFTING, SENT):
+            return None
+        self._judge_place(step, grant, position)
+        return self.copies.begin(step, position, device, holds, staging.views.vocab_size)
+
+    def end_row(self, step: Step, grant: Grant, row: RowDown) -> int | None:
+        """See `Step.end_copy`."""
+        try:
+            if row.failed is not None:
+                self.counters.refuse(Reason.COPY_FAILED)
+                self.log.warning("copy_failed", detail=repr(row.failed), request=step.request, round=step.round)
+                step.fail(Reason.COPY_FAILED)
+                raise row.failed
+            if row.running:
+                return None  # the proposal is dead
+            given = {"weights" if row.buffer.dtype == np.float64 else "counts": row.buffer}
+            return self.put_row_of(step, grant, row.position, given.get("weights"), given.get("counts"), None)
+        finally:
+            self.copies.give_back(row)
+
+    def _close_copies(self) -> None:
+        left = self.copies.close()
+        if left:
+            self.counters.add("copies_left_running", left)
+            self.log.warning("copies_left_running", rows=left)

@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from .._native import kernels
-from ..engine import Engine, Phase
+from ..engine import CONTROL_EVERY_NS, Engine, Phase
 from ..errors import PeerFault, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
     from ..session.slots import SlotGeometry
     from ..staging import SlotViews
@@ -33,6 +33,7 @@ class Endpoint:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.counters = engine.counters
+        self.log = engine.log
 
     @property
     def endpoint(self) -> str:
@@ -49,9 +50,44 @@ class Endpoint:
         """Whether the last session ended with a goodbye: nobody was lost, and nobody need be waited for."""
         return self.engine.parted
 
-    def poll(self) -> None:
-        """Serves the engine once, without waiting."""
-        self.engine.poll()
+    @property
+    def closed(self) -> bool:
+        """Whether this side has ended for good."""
+        return self.engine.closed
+
+    def poll(self) -> int:
+        """Serves the engine once, without waiting. Returns how many bytes moved."""
+        return self.engine.poll()
+
+    # ---- for an owner who sleeps by himself (`pump`) ------------------------------------------------------------
+
+    def may_wait(self) -> None:
+        """See `AttachedSide.may_wait`: an embedded side is a group of one, and can always wait."""
+
+    def settle_epoch(self) -> None:
+        """See `AttachedSide.settle_epoch`: an embedded side is a group of one, which agrees with itself."""
+
+    @property
+    def flushed(self) -> bool:
+        """Whether nothing waits to be sent."""
+        link = self.engine.link
+        return link is None or link.outbox.empty()
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        """Prepares for the owner's own sleep. None: do not sleep, poll; otherwise what `descriptors_to_watch` depends on."""
+        return () if self.closed else self.engine.rest()
+
+    def descriptors_to_watch(self) -> list[tuple[int, int]]:
+        """(descriptor, poll events) of everything that may wake this side."""
+        return [] if self.closed else self.engine.watch()
+
+    def after_sleep(self, ready: Set[int]) -> None:
+        """Ends the sleep; `ready` are the descriptors that ended it. Then poll."""
+        self.engine.woke(ready)
+
+    def look_within_ns(self) -> int:
+        """How long the owner may sleep at most, in ns."""
+        return CONTROL_EVERY_NS
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """Waits for a session; raises `PeerFault(timeout)` when none formed in time."""

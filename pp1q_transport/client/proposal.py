@@ -7,12 +7,13 @@ nothing itself. SPEC sections 4 and 9.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import wire
 from ..errors import LocalMisuse
+from .tensors import as_tensors
 
 if TYPE_CHECKING:
     from array import array
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..session.requests import Request
     from ..staging import SlotViews
+    from .copying import DeviceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,14 @@ class Q:
             return float(self.values[token - self.first_id])
         at = int(np.searchsorted(self.ids, token))
         return float(self.values[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
+
+    def torch(self) -> tuple[Any, Any]:
+        """(values, ids) as torch tensors over the same memory, without a copy; ids None for a dense q. Imports torch.
+
+        Never write into them: undefined, and beside a daemon, whose slots are mapped read-only, the end of this process. Raises
+        `ConfigError` when torch is not installed. See `tensors.as_tensor`.
+        """
+        return as_tensors(self.values, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,12 @@ class Ticket(Protocol):
         """(session, slot, slot_generation): one proposal among all; zeros while a daemon has not said."""
 
     @property
+    def known(self) -> bool:
+        """Whether the outcome is here, so that `wait` returns at once. Serves nothing: somebody else must poll."""
+
+    @property
     def settled(self) -> bool:
-        """Whether `wait` would return at once."""
+        """`known`, after a look at what came."""
 
     def wait(self) -> Proposal:
         """Serves whatever moves the frames until the proposal is ready. The budget of the STEP bounds the wait."""
@@ -128,6 +142,8 @@ class Proposal:
         self.latency_ns = facts.latency_ns
         self.trace_id = facts.trace_id
         self.tokens: npt.NDArray[np.int32] = holder.views.tokens(facts.slot, facts.depth)
+        self.device_rows: list[DeviceRow] | None = None
+        """What the receiver's copy stage made of each row; None without one."""
         self._entries = holder.views.entries(facts.slot, facts.depth)
 
     def q(self, index: int) -> Q:

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The embedded target side: the engine runs inside these calls, in the caller's own thread.
 
 Between a target model's loop and the engine: a process that computes for long between calls answers late, but nothing is lost by
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ..session.hub import RankGroup
     from ..session.requests import Request
     from ..session.terms import SessionTerms
+    from .copying import RowsUp
 
 OPENS_QUEUED_BYTES: Final = 1 << 16  # past this the link must take some before another OPEN is queued
 OPEN_WAIT_NS: Final = 1_000_000_000
@@ -45,24 +45,45 @@ class SlotTicket:
         self._generation = slot.generation
         self._next_generation = min(slot.request_generation + 1, wire.U32_MAX)
         self._reason = 0
-        self._trace_id = trace_id
+        self.trace_id = trace_id
+        self._enqueued_ns = slot.enqueued_ns
+        self._deadline_ns = slot.deadline_ns
+        self._rows_up: RowsUp | None = None
         self.round = slot.round
         self.slot = slot.index
         self.key = (session, slot.index, slot.generation)
 
     @property
-    def settled(self) -> bool:
-        """Whether `wait` would return at once."""
+    def known(self) -> bool:
+        """See `proposal.Ticket.known`."""
         slot = self._slot
-        return slot.generation != self._generation or slot.state not in (st.GRANTED, st.LANDING)
+        if slot.generation == self._generation and slot.state in st.LIVE:
+            return False
+        rows = self._rows_up or self._begin_copies()
+        return rows is None or self._receiver.copies.settled(rows)
+
+    def _begin_copies(self) -> RowsUp | None:
+        """Begins to bring a ready proposal to the device; None when there is nothing to bring, or nowhere."""
+        slot = self._slot
+        if self._receiver.copies.stage is not None and slot.generation == self._generation and slot.state == st.READY:
+            proposal = Proposal(self._receiver, self.request, self.facts())
+            self._rows_up = self._receiver.copies.begin(proposal, self.request, self._enqueued_ns, self._deadline_ns)
+        return self._rows_up
+
+    @property
+    def settled(self) -> bool:
+        """See `proposal.Ticket.settled`."""
+        return self.known
 
     def wait(self) -> Proposal:
         """Serves the engine until the proposal is ready. The budget of the STEP bounds the wait."""
-        slot = self._slot
-        while slot.state == st.GRANTED or slot.state == st.LANDING:
-            if slot.generation != self._generation:
-                break
-            self._receiver.serve(slot.deadline_ns)
+        while not self.known:
+            if self._rows_up is None:
+                self._receiver.serve(self._deadline_ns)
+            else:
+                self._receiver.await_copies(self._rows_up)
+        if self._rows_up is not None:
+            return self._rows_up.result()
         return Proposal(self._receiver, self.request, self.facts())
 
     def facts(self) -> ProposalFacts:
@@ -81,7 +102,7 @@ class SlotTicket:
             depth=slot.depth,
             representation=slot.representation,
             latency_ns=slot.ready_ns - slot.enqueued_ns,
-            trace_id=self._trace_id,
+            trace_id=self.trace_id,
         )
 
     def tail_ns(self) -> int:
@@ -92,6 +113,8 @@ class SlotTicket:
         """Keeps the outcome: the slot may be another proposal's before `wait` is called."""
         if slot.generation == self._generation:
             self._reason = slot.reason
+            if self._rows_up is None:
+                self._begin_copies()
 
 
 class Receiver(Endpoint, TargetSide):
@@ -137,6 +160,7 @@ class Receiver(Endpoint, TargetSide):
             self._region = Region(geometry.total_bytes)
             self._table = SlotTable(geometry)
             self._views = SlotViews(self._region, geometry, terms.shard_entries, first_id=terms.first_id)
+            self._map([self._region])
             self.engine.log.info("slots", bytes=geometry.total_bytes, prefault_ms=round(self._region.prefault_ms, 2))
 
     def _make_session(self, terms: SessionTerms) -> ReceiverSession:
@@ -221,6 +245,8 @@ class Receiver(Endpoint, TargetSide):
         session = self.session
         if session is None:
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+        if self.copies:
+            self.copies.look()
         terms = session.terms
         check_step(self, terms.dense, terms.sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
@@ -258,13 +284,25 @@ class Receiver(Endpoint, TargetSide):
         if session is not None and session is self.session:
             session.tick(kernels.monotonic_ns())
             self._settle()
+        if self.copies:
+            self.copies.look()
 
-    def poll(self) -> None:
-        """Serves the engine once, without waiting, and runs the watchdog."""
-        self.engine.poll()
+    def poll(self) -> int:
+        """Serves the engine once, without waiting, and runs the watchdog. Returns how many bytes moved."""
+        moved = self.engine.poll()
         if self.session is not None:
             self.session.tick(kernels.monotonic_ns())
             self._settle()
+        if self.copies:
+            self.copies.look()
+        return moved
+
+    def look_within_ns(self) -> int:
+        """See `Endpoint.look_within_ns`: not past the next budget's end."""
+        at_most_ns = super().look_within_ns()
+        if self.session is None:
+            return at_most_ns
+        return max(0, min(at_most_ns, self.session.watchdog.next_ns - kernels.monotonic_ns()))
 
     def _settle(self) -> None:
         """Fences what was invalidated, so that its slot can be granted again."""
@@ -280,7 +318,7 @@ class Receiver(Endpoint, TargetSide):
 
     def _keep_outcomes(self, session: ReceiverSession) -> None:
         for slot in session.settled:
-            if slot.state in (st.GRANTED, st.LANDING):
+            if slot.state in st.LIVE:
                 continue  # became ready, was released and granted again since: the ticket is the new proposal's
             ticket = self._tickets.pop(slot.index, None)
             if ticket is not None:
@@ -311,6 +349,16 @@ class Receiver(Endpoint, TargetSide):
         """See `ProposalHolder.let_go`."""
         if self._table is not None and facts.slot < self._table.count:
             self.release(self._table.slots[facts.slot], facts.slot_generation)
+            self.nudge()
+
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """See `TargetSide.tell_void`."""
+        session, table = self.session, self._table
+        if session is not None and table is not None and session.terms.session == facts.session:
+            try:
+                session.void(table.slots[facts.slot], reason)
+            except PeerFault as fault:  # a peer that does not read: the session is over
+                self.engine.fail(fault.reason)
 
     def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
         """See `ProposalHolder.commit_verified`."""
@@ -329,11 +377,12 @@ class Receiver(Endpoint, TargetSide):
             self.session.commit(request, round, source, accepted, tokens)
         except PeerFault as fault:  # the tokens are committed here, and travel with the next session's OPEN
             self.engine.fail(fault.reason)
+        self.nudge()
 
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
         for slot in self._table.slots if self._table is not None else ():
-            if slot.request == request.request and slot.state in (st.GRANTED, st.LANDING):
+            if slot.request == request.request and slot.state in st.LIVE:
                 raise LocalMisuse(f"request {request.request} has a proposal in flight: wait for it, or close the request")
 
     def release_all(self) -> int:
@@ -356,15 +405,19 @@ class Receiver(Endpoint, TargetSide):
             session.overdue(slot)
         return len(late)
 
+    @property
+    def free_slots(self) -> int:
+        """See `TargetSide.free_slots`."""
+        return self._table.count - self._table.not_free() if self._table is not None else 0
+
     def slots_by_state(self) -> dict[str, int]:
         """How many slots stand in each state, by name."""
         return self._table.by_state() if self._table is not None else {}
 
     def close(self) -> None:
         """See `Endpoint.close`. The slot memory goes too, unless a proposal is still held: then with its last view."""
+        self._close_copies()
         super().close()
-        if self._region is not None:
-            self._region.close()
         self._region = None
         if self._table is not None and not self._table.not_free():
             self._views = None

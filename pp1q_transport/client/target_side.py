@@ -12,24 +12,37 @@ from array import array
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import wire
+from .._native.kernels import monotonic_ns
 from ..errors import LocalMisuse
 from ..session.requests import Request, RequestTable
+from .copying import LOOK_NS, CopiesUp
+from .mapped import Mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from .proposal import Proposal, Ticket
+    from ..counters import Counters
+    from ..errors import Reason
+    from .copying import CopyStage, RowsUp
+    from .proposal import Proposal, ProposalFacts, Ticket
 
 DEFAULT_BUDGET_US: Final = 1_000_000
 TEMPERATURE_MOST: Final = 1e6
 _U64_MAX: Final = (1 << 64) - 1
 
 
-class TargetSide(ABC):
+class TargetSide(Mapped, ABC):
     """Requests of one target process. `requests` outlives sessions and daemons: it is the truth about committed tokens."""
 
+    counters: Counters
+    log: Any
+
     def __init__(self) -> None:
+        Mapped.__init__(self)
         self.requests = RequestTable()
+        self.copies = CopiesUp(self)
+        self.nudge: Callable[[], None] = _nobody
+        """Called when something was queued or a slot came back outside of `poll`: for who polls from elsewhere (`pump`)."""
 
     # ---- what a receiver adds -----------------------------------------------------------------------------------
 
@@ -37,6 +50,11 @@ class TargetSide(ABC):
     @abstractmethod
     def up(self) -> bool:
         """Whether proposals can flow."""
+
+    @property
+    @abstractmethod
+    def free_slots(self) -> int:
+        """How many further STEPs `enqueue` has a slot for."""
 
     @abstractmethod
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
@@ -59,6 +77,22 @@ class TargetSide(ABC):
         trace_id: int = 0,
     ) -> Ticket:
         """Queues a STEP and returns at once. `support` None asks for dense q, k for the top-k."""
+
+    @abstractmethod
+    def poll(self) -> int:
+        """Serves what moves the frames once, without waiting. Returns how much that moved."""
+
+    @abstractmethod
+    def check_held(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.check_held`."""
+
+    @abstractmethod
+    def let_go(self, facts: ProposalFacts) -> None:
+        """See `ProposalHolder.let_go`."""
+
+    @abstractmethod
+    def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
+        """Tells the other side that a proposal, ready though it was, could not be used here."""
 
     @abstractmethod
     def check_idle(self, request: Request) -> None:
@@ -148,6 +182,40 @@ class TargetSide(ABC):
         self.retire(request)
         self.requests.remove(request.request)
 
+    # ---- copies to a device (`copying`) -------------------------------------------------------------------------
+
+    def use_copy_stage(self, stage: CopyStage | None) -> None:
+        """From the next proposal on, a proposal is ready only once `stage` has brought every row to the device, within the
+        budget of its STEP: `Proposal.device_rows` has what it made (SPEC section 2).
+
+        A copy that fails, or is not over in time, discards the proposal (`copy_failed`, `timeout`); its slot is not granted
+        again before the device reads it no more.
+        """
+        self.copies.stage = stage
+
+    def await_copies(self, rows: RowsUp) -> None:
+        """Serves the peer and idles for a moment while copies run."""
+        self.poll()
+        if not rows.over:
+            rows.idle(min(LOOK_NS, rows.deadline_ns - monotonic_ns()))
+
+    def void(self, request: Request, facts: ProposalFacts, reason: Reason, detail: str) -> None:
+        """A ready proposal could not be brought to the device: it is discarded as any other. Its slot is held all the same."""
+        self.counters.discard(reason)
+        self.log.warning(
+            "copy_given_up", reason=reason.value, detail=detail, request=request.request, slot=facts.slot, round=facts.round
+        )
+        if self.requests.get(request.request) is request and request.generation == facts.request_generation:
+            request.discard()
+        self.tell_void(facts, reason)
+
+    def _close_copies(self) -> None:
+        left = self.copies.close()
+        if left:
+            self.counters.add("copies_left_running", left)
+            self.log.warning("copies_left_running", proposals=left)
+        self._unmap(touched=left > 0)
+
     def step(self, request: Request, **options: Any) -> Proposal:
         """`enqueue` and `wait` in one; the same options."""
         return self.enqueue(request, **options).wait()
@@ -158,6 +226,10 @@ class TargetSide(ABC):
         fresh = self.check_tokens(request, tokens)
         self.check_idle(request)
         self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
+
+
+def _nobody() -> None:
+    """Nobody polls from elsewhere."""
 
 
 def check_step(

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """What every port is: one attached process, its records taken within bounds, its own records kept in order, its end noticed.
 
 Between the loop and the ports for drafts (`leading`), targets that face the leader (`receiving`) and members' targets

@@ -73,7 +73,7 @@ class GroupLinks:
         if self.group.news:
             for event, reason, epoch, count in self.group.news:
                 log = self._log.info if event in ("epoch_open", "epoch_asking") else self._log.warning
-                log(event, epoch=epoch, count=count, **({} if event.startswith("epoch") else {"reason": reason.value}))
+                log(event, epoch=epoch, count=count, **({} if reason is None else {"reason": reason.value}))
             self.group.news.clear()
         return moved
 

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The leader daemon's half of one draft process: STEPs of every target become its records, its rows go to their targets.
 
 Between the channel of an attached draft, which is not trusted, and one embedded `Leader` for each target this daemon serves.
@@ -67,6 +66,16 @@ class ServedLeader(Leader):
 
     def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:
         """See `Step.fail`. A target that takes no answers any more loses its session; the daemon goes on with the others."""
+        if self.session is not None and grant.alive(generation):
+            self.engine.log.info(
+                "step_failed",
+                reason=reason.value,
+                target=self.name,
+                request=grant.request,
+                round=grant.round,
+                slot=grant.slot,
+                trace_id=grant.trace_id,
+            )
         try:
             super().fail(grant, generation, reason, target)
         except PeerFault as fault:

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The daemon's one loop: engines, the client's channel, its Unix socket, metrics, signals and the service manager.
 
 Between the parts, each of which does its own work when polled, and the operating system, which wakes the loop for any of them. No
@@ -109,8 +108,8 @@ class Loop:
         """Until SIGTERM and the end of its drain. Returns whether the drain ended by itself (False: it was cut short)."""
         if self._notifier is not None:
             self._notifier.ready()
-        idle_turns = 0
         spin_turns = {"spin": -1, "spin-then-block": SPIN_TURNS}.get(self.idle, 0)
+        idle_turns = spin_turns  # a daemon that nothing happens to sleeps through: only what moved is worth spinning after
         while not self._stop:
             moved = self.turn()
             if spin_turns:
@@ -118,7 +117,6 @@ class Loop:
                 if spin_turns < 0 or idle_turns < spin_turns:
                     continue
             self._sleep()  # which ends at once when something came meanwhile: no idle turn to find that out
-            idle_turns = 0
         return not self.port.busy
 
     def turn(self) -> int:

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The receiver daemon's half of the target process that faces the leader: its records become calls on a receiver, outcomes
 records.
 
@@ -101,6 +100,9 @@ class TargetPort(ClientPort):
             )
         except LocalMisuse as error:
             self._refuse(request, NO_TICKET, Reason.LIMITS_MISMATCH, error)
+            return
+        except PeerFault as fault:  # an earlier process used this ID's last generation
+            self._refuse(request, NO_TICKET, fault.reason, fault)
             return
         opened.round = round_number
 
@@ -277,6 +279,14 @@ class TargetPort(ClientPort):
         except ProposalDiscarded as discarded:
             if self.breaker is not None:
                 self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
+            self.log.info(
+                "discarded",
+                reason=discarded.reason.value,
+                request=request.request,
+                round=discarded.round,
+                slot=ticket.slot,
+                trace_id=ticket.trace_id,
+            )
             generation = discarded.generation
             self.send(m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, generation, 0)
             return
@@ -299,7 +309,7 @@ class TargetPort(ClientPort):
             facts.epoch,
         )
 
-    def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse) -> None:
+    def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse | PeerFault) -> None:
         self.counters.add("client_misuse")
         self.log.warning("client_misuse", request=request, error=str(error))
         text = m.text_bytes(str(error))

@@ -1,4 +1,3 @@
-# cython: wraparound=True, boundscheck=True
 """The receiver that a daemon runs for a process beside it: outcomes and edges of sessions are kept until that process is told.
 
 Between the embedded `Receiver`, which it is, and the port that serves the process. A daemon waits for nobody: what the leader has

@@ -26,7 +26,6 @@ from .leading import DraftPort, ServedLeader
 from .leading_group import ServedGroup
 from .loop import Loop
 from .membership import MemberPort, MemberRank
-from .metrics import MetricsPort
 from .notify import Notifier
 from .owning import OwnMemberPort, OwnRank
 from .receiving import TargetPort
@@ -83,6 +82,8 @@ class Service:
             self.port = self._build_receiver()
         metrics = None
         if config.daemon.metrics is not None:
+            from .metrics import MetricsPort  # and with it prometheus_client, which costs a restart some of its time
+
             metrics = MetricsPort(config.daemon.metrics.host, config.daemon.metrics.port, self.status, self.counters)
             self._closers.append(metrics.close)
         self.metrics = metrics

@@ -167,7 +167,7 @@ class ShmLink(StreamLink):
 
     def wait(self, timeout_ns: int, other_fd: int) -> None:
         """See `Link.wait`."""
-        if self._gone or self.broken:
+        if self.broken:
             return
         if self._incoming.sleep():
             if self.outbox.empty():

@@ -91,19 +91,19 @@ class ShmDialer(ProvingDialer[ShmEnds]):
             self._fail(Reason.AUTH_FAILED, f"{agreement.data} belongs to user {peer_of(self._sock)[1]}")
 
     def _receive(self, most: int) -> bytes:
-        # Room for one descriptor: the kernel closes what is beyond it and says so (MSG_CTRUNC).
-        data, carried, flags, _address = self._sock.recvmsg(most, socket.CMSG_SPACE(_DESCRIPTOR.size))
+        # Room for exactly one descriptor: the kernel closes what is beyond it and says so (MSG_CTRUNC).
+        data, carried, flags, _address = self._sock.recvmsg(most, socket.CMSG_LEN(_DESCRIPTOR.size))
         for level, kind, body in carried:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 usable = len(body) - len(body) % _DESCRIPTOR.size
                 self._fds += [fd for (fd,) in _DESCRIPTOR.iter_unpack(body[:usable])]
-        if flags & socket.MSG_CTRUNC or len(self._fds) > 1:
+        if flags & socket.MSG_CTRUNC:
             self._fail(Reason.MALFORMED, "more than one descriptor came with the peer's link proof")
         return data
 
     def _join(self) -> ShmEnds:
         if len(self._fds) != 1:
-            self._fail(Reason.MALFORMED, "no descriptor came with the peer's link proof")
+            self._fail(Reason.MALFORMED, f"{len(self._fds)} descriptors came with the peer's link proof, not one")
         try:
             judge_memory(self._fds[0])
             memory = map_memory(self._fds[0])

@@ -14,7 +14,8 @@ What the owner (a daemon) does, all in one thread:
 - while `asking`, asks its target process for the digest of its committed state and hands it to `agree`; holds commits back then
   until `open`; an unequal answer (rank_disagree) asks again, and the owner paces how fast it answers;
 - calls `leave(reason)` when rank 0's own target process is gone: the epoch ends, and `asking` comes back;
-- asks `may_commit` before its target process commits; `ReceiverSession.commit` refuses by itself what may not be committed;
+- asks `may_commit` before its target process commits and before it releases; `ReceiverSession.commit` refuses by itself
+  what can't be committed any more; with no session to the leader, `check_commit` does. What is refused goes on target-only;
 - expects `ProposalDiscarded(peer_lost)` from `ReceiverSession.step` while the group is not `open`.
 """
 
@@ -52,7 +53,8 @@ _WITH_REASON: Final = frozenset({wire.LEAVE, wire.STATUS})
 
 
 class RankGroup:
-    """A group of `size` ranks (2..8) as rank 0 sees it. `news` are rare events for the log: (event, reason, epoch, count)."""
+    """A group of `size` ranks (2..8) as rank 0 sees it. `news` are rare events that the owner logs: (event, reason or
+    None, epoch, rank or number of ranks). Counted in `counters`: epochs_opened, epochs_ended, rank_disagree, generation_stale."""
 
     def __init__(
         self, size: int, counters: Counters, coordinator: Coordinator | None = None, mode: str = REPLICATE
@@ -65,7 +67,8 @@ class RankGroup:
         self.hubs: dict[int, HubSession] = {}
         self.session: ReceiverSession | None = None
         self.table: SlotTable | None = None
-        self.news: list[tuple[str, Reason, int, int]] = []
+        self.news: list[tuple[str, Reason | None, int, int]] = []
+        self._last_epoch = self.coordinator.epoch
         self._claims: dict[int, Claims] = {}  # by slot: what the ranks say of the rows they judged
         self._commitable: dict[int, tuple[int, int]] = {}  # request -> (round, epoch) of its latest READY proposal
 
@@ -301,11 +304,15 @@ class RankGroup:
 
     def _announce(self, action: Announce) -> None:
         if action.phase is Phase.OPEN:
+            self.counters.add("epochs_opened")
             if self.table is not None:
                 self.table.floor = max(self.table.floor, self.coordinator.floor)
         else:
             self._commitable.clear()
-        self.news.append(("epoch_" + action.phase.name.lower(), Reason.PEER_LOST, action.epoch, len(self.hubs)))
+        if action.epoch != self._last_epoch:
+            self._last_epoch = action.epoch
+            self.counters.add("epochs_ended")
+        self.news.append(("epoch_" + action.phase.name.lower(), None, action.epoch, 1 + len(self.hubs)))
         for hub in self.hubs.values():
             hub.announce(action)
 

@@ -121,9 +121,7 @@ class LandingSession(SessionMachine):
         """The proposal is void for this reason: counted (the reason too, unless it was before), logged, and told to who waits."""
         reason = Reason.from_code(code)
         slot.reason = code
-        self.counters.add("discarded")
-        if count:
-            self.counters.refuse(reason)
+        self.counters.discard(reason, count)
         self.news.append(("discarded", reason, slot.index, slot.generation))
         self.settled.append(slot)
 

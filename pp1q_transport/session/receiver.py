@@ -281,6 +281,11 @@ class ReceiverSession(LandingSession):
         h.status = code
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
+    def void(self, slot: Slot, reason: Reason) -> None:
+        """The target could not use a READY proposal after all: the leader drops what it speculated (RESET). The slot is held
+        until its consumer releases it."""
+        self._tell_reset(slot, reason.code)
+
     # ---- what the assembler tells -------------------------------------------------------------------------------
 
     def accept(self, header: Header, landing: Landing, now_ns: int) -> int:

@@ -19,7 +19,7 @@ from ..errors import PeerFault, ProposalDiscarded, Reason
 from ..session.shards import REPLICATE, VOCABULARY
 from ..verify import QRow, target_only
 from .journaled import JournaledLoop
-from .rounds import PROMPT, re_form
+from .rounds import PROMPT, Outcome, re_form
 
 if TYPE_CHECKING:
     from array import array
@@ -156,10 +156,10 @@ class GroupLoop(JournaledLoop):
                     issued += 1
                 request, round_number, ticket = waiting.popleft()
                 known = len(request.tokens)
-                drafted = self._finish(request, round_number, ticket)
+                outcome = self._finish(request, round_number, ticket)
                 self.result.rounds += 1
                 self._known[request.request] = len(request.tokens)
-                self.after_round(request, known, round_number, drafted)
+                self.after_round(request, known, outcome)
         except EpochOver:
             for _request, _round, ticket in waiting:
                 self._drop(ticket)
@@ -193,21 +193,20 @@ class GroupLoop(JournaledLoop):
             raise EpochOver from discarded
         return request, ticket.round, ticket
 
-    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> int | None:
+    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> Outcome:
         assert ticket is not None
         try:
             proposal = ticket.wait()
         except ProposalDiscarded as discarded:
             self.result.reasons[discarded.reason.value] += 1
-            self._alone(request, discarded)
-            return None
+            return self._alone(request, discarded)
         try:
             with proposal:
                 self._verify(request, proposal)
         except ProposalDiscarded as discarded:
             self.result.reasons[discarded.reason.value] += 1
             raise EpochOver from discarded
-        return proposal.generation
+        return Outcome(proposal.round, proposal.generation, ready=True)
 
     def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
         """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary" the
@@ -233,7 +232,7 @@ class GroupLoop(JournaledLoop):
         accepted, tokens = heard[request.owner]
         return accepted, tokens
 
-    def _alone(self, request: Request, discarded: ProposalDiscarded) -> None:
+    def _alone(self, request: Request, discarded: ProposalDiscarded) -> Outcome:
         """Every rank goes on alone by the same noise; unless it is the epoch that is over."""
         if not self.receiver.up or self.receiver.epoch != self._epoch:
             raise EpochOver from discarded
@@ -246,6 +245,7 @@ class GroupLoop(JournaledLoop):
         except ProposalDiscarded as over:
             raise EpochOver from over
         self._note(request, known, [token])
+        return Outcome(discarded.round, generation, ready=False)
 
 
 def _packed(row: Q) -> tuple[list[float], list[int] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -27,12 +28,12 @@ from pp1q_transport.links.shm import ShmLink
 from pp1q_transport.links.shm_memory import DIALER, LISTENER, ShmEnds, create_memory, map_memory
 from pp1q_transport.session.outbox import Outbox
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(30)
 
 RING = 1 << 16
 HEAD, TAIL = 0, 64
 MEBIBYTE = 1 << 20
-FOREVER_NS = 50_000_000_000  # a wait that ends by itself would end the test as well
+FOREVER_NS = 500_000_000_000  # a wait that nothing ends outlasts the test, and fails it
 
 
 @dataclass
@@ -206,6 +207,12 @@ def test_a_farewell_is_heard_before_the_loss(hostile: Hostile) -> None:
     assert hostile.sock.recv(64) == b"", "nobody slept, so nobody was woken; then the end"
 
 
+def test_a_farewell_wakes_a_sleeper(hostile: Hostile) -> None:
+    assert hostile.reader().sleep()
+    assert hostile.end.link.say_last(encoded(9, b"")[1]) is True
+    assert len(hostile.sock.recv(64)) == 1
+
+
 def test_a_farewell_that_has_no_room_is_not_sent_in_part(hostile: Hostile) -> None:
     hostile.end.raw(bytes(RING - 100))
     until(hostile.end.outbox.empty, hostile.end)
@@ -221,6 +228,14 @@ def test_a_wait_ends_when_the_other_descriptor_can_go_on(hostile: Hostile) -> No
         far.send(b"x")
         hostile.end.link.wait(FOREVER_NS, near.fileno())
     assert hostile.end.link.pump(0) == 0
+
+
+def test_a_bell_that_woke_us_does_not_wake_us_again(hostile: Hostile) -> None:
+    hostile.sock.send(b"x")
+    hostile.end.link.wait(FOREVER_NS, -1)
+    began_ns = monotonic_ns()
+    hostile.end.link.wait(20_000_000, -1)
+    assert monotonic_ns() - began_ns >= 20_000_000
 
 
 # ---- sleeping and waking ----------------------------------------------------------------------------------------------
@@ -259,12 +274,119 @@ def test_two_sleepers_that_flood_each_other_wake_each_other(ring_bytes: int) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(20)
         assert not thread.is_alive(), "an end sleeps for ever"
     assert not faults
     for end in ends:
         assert end.sink.frames == [(n, noise(n, 100 + n * 97 % 9000)) for n in range(frames)]
         end.link.close()
+
+
+def test_a_reader_that_makes_room_wakes_the_writer_that_waits_for_it() -> None:
+    """One way only: no data that comes back could wake the writer instead."""
+    left, right = joined(1 << 12)
+    payload = noise(1, MEBIBYTE // 4)
+    left.frame(1, payload)
+
+    def write() -> None:
+        while not left.outbox.empty():
+            if left.link.pump(monotonic_ns()) == 0:
+                left.link.wait(FOREVER_NS, -1)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    while not right.sink.frames:
+        if right.link.pump(monotonic_ns()) == 0:
+            right.link.wait(FOREVER_NS, -1)
+    writer.join(10)
+    assert right.sink.frames == [(1, payload)]
+    left.link.close()
+    right.link.close()
+
+
+@dataclass
+class Owner:
+    """Sleeps as a daemon does: in a poll of its own over what the link says."""
+
+    end: End
+
+    def sleep(self, timeout_ms: int | None = None) -> bool:
+        """False when the link would not have it. Wakes by `timeout_ms` at the latest (None: never)."""
+        link = self.end.link
+        slept = link.rest() >= 0
+        ready: set[int] = set()
+        if slept:
+            poller = select.poll()
+            for descriptor, events in link.watch():
+                poller.register(descriptor, events)
+            ready = {descriptor for descriptor, _ in poller.poll(timeout_ms)}
+        link.rise(link.fd in ready)
+        return slept
+
+
+def test_owners_that_sleep_by_themselves_are_woken_for_bytes_and_for_room() -> None:
+    """Flooding both ways first, then one way, so that either reason to wake is the only one at some time."""
+    ends = joined(1 << 12)
+    ends[0].frame(77, noise(77, MEBIBYTE // 4))
+    for end in ends:
+        for number in range(50):
+            end.frame(number, noise(number, 100 + number * 97 % 9000))
+
+    def run(end: End, frames: int) -> None:
+        while len(end.sink.frames) < frames or not end.outbox.empty():
+            if end.link.pump(monotonic_ns()) == 0:
+                Owner(end).sleep()
+
+    threads = [
+        threading.Thread(target=run, args=(end, frames), daemon=True) for end, frames in zip(ends, (50, 51), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "an end sleeps for ever"
+    assert [number for number, _payload in ends[1].sink.frames] == [77, *range(50)]
+    for end in ends:
+        end.link.close()
+
+
+def test_an_owner_may_not_sleep_over_bytes_room_or_a_death(hostile: Hostile) -> None:
+    owner, link = Owner(hostile.end), hostile.end.link
+    assert owner.sleep(0) is True
+    raw = encoded(1, noise(1, 1000))[1]
+    hostile.writer().write(raw, 0, len(raw))
+    assert owner.sleep() is False, "there are bytes"
+    until(lambda: len(hostile.end.sink.frames) == 1, hostile.end)
+    hostile.end.raw(bytes(RING))
+    assert owner.sleep() is False, "there is room for what waits to be sent"
+    until(hostile.end.outbox.empty, hostile.end)
+    hostile.end.raw(bytes(10))
+    assert link.pump(0) == 0
+    assert owner.sleep(0) is True, "the ring is full"
+    hostile.sock.close()
+    owner.sleep()
+    assert owner.sleep() is False, "the peer is gone"
+    assert ending(hostile.end) is Reason.PEER_LOST
+    assert owner.sleep() is False
+    link.close()
+    assert owner.sleep() is False
+
+
+def test_an_owner_that_is_up_is_not_rung(hostile: Hostile) -> None:
+    """Its sleep over, both announcements are taken back; and a bell that woke it is not heard twice."""
+    hostile.end.raw(bytes(RING))
+    until(hostile.end.outbox.empty, hostile.end)
+    hostile.end.raw(bytes(10))
+    hostile.sock.send(b"x")
+    owner, writer, reader = Owner(hostile.end), hostile.writer(), hostile.reader()
+    owner.sleep()
+    assert hostile.end.link.rest() >= 0
+    assert select.select([hostile.end.link.fd], [], [], 0)[0] == []
+    hostile.end.link.rise(False)
+    assert writer.write(b"x", 0, 1) == 1
+    assert not writer.wake_needed()
+    assert reader.read_into(bytearray(10), 0, 10) == 10
+    assert not reader.space_needed()
 
 
 # ---- death ------------------------------------------------------------------------------------------------------------

@@ -317,6 +317,11 @@ def target_process_lost(world: GroupWorld) -> None:
     assert world.fates(landing) == [R.PEER_LOST] * 3
     assert world.group is not None
     assert (world.group.epoch, world.group.open) == (2, True), "asked anew, and agreed"
+    assert (world.group_counts.get("epochs_opened"), world.group_counts.get("epochs_ended")) == (2, 1)
+    assert world.group.news == [
+        ("epoch_asking", None, 1, 3), ("epoch_open", None, 1, 3), ("rank_left", R.PEER_LOST, 1, 1),
+        ("epoch_asking", None, 2, 3), ("epoch_open", None, 2, 3),
+    ]  # fmt: skip
     _ready(world, 2)
 
 

@@ -17,6 +17,7 @@ CASES: tuple[Case, ...] = tuple(case for table in TABLES for case in table.CASES
 # Members of the closed list that no case can meet in this build, each with its why.
 UNREACHABLE = {
     Reason.CIRCUIT_OPEN: "the daemon answers its own target with it, before anything is sent",
+    Reason.COPY_FAILED: "a copy to this process's own device failed, after the proposal was ready",
 }
 
 

@@ -33,6 +33,8 @@ NO_FRAME_MEETS = {
     Reason.LINK_ERROR: "the operating system's word on a link, see the valid reset_to_receiver",
     Reason.GENERATION_EXHAUSTED: "2^32 rounds or generations; a session of that age is tested where it counts",
     Reason.INVALID_WEIGHTS: "weights never travel",
+    Reason.CIRCUIT_OPEN: "a daemon's word to its own target: no STEP was sent",
+    Reason.COPY_FAILED: "this process's own device",
 }
 
 

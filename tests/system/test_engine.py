@@ -324,7 +324,7 @@ def test_a_gone_control_connection_ends_only_its_own_session(make_rig: MakeRig) 
     """The loss of an earlier peer, noticed late because others keep talking, must not end the next session."""
     rig = make_rig().connect()
     forming = rig.receiver.engine._forming
-    old = forming._peer
+    old = forming._peers[0]
     rig.leader.close()
     receive = forming._control.receive
     noise: list[tuple[bytes, Message]] = [(b"someone", {"kind": "keepalive"})]
@@ -336,7 +336,7 @@ def test_a_gone_control_connection_ends_only_its_own_session(make_rig: MakeRig) 
     second = Leader(configure(Role.LEADER, connect=rig.receiver.endpoint, **SMALL))
     rig._ends.append(second)
     eventually(lambda: second.up and rig.receiver.up, lambda: (rig.receiver.poll(), second.poll()))
-    assert forming._peer != old
+    assert forming._peers[0] != old
     del forming._control.receive
     rig.leader = second
     for _ in range(3):

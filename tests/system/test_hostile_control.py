@@ -165,7 +165,7 @@ def test_a_flood_of_messages_disturbs_nobody(live: Live) -> None:
 
 def test_nobody_may_pass_for_the_peer_of_the_session(live: Live) -> None:
     """A client that claims the peer's own routing ID gets nowhere."""
-    peer = live.rig.receiver.engine._forming._peer
+    peer = live.rig.receiver.engine._forming._peers[0]
     with dealer(live.rig.receiver.endpoint, ROUTING_ID=b"stranger") as sock:
         sock.send(encode_message(goodbye_message(Reason.CANCELLED)))
         live.until(lambda: live.counters.of(Reason.UNEXPECTED_KIND) == 1)

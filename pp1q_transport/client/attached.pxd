@@ -1,1 +1,0 @@
-# Compiled for its speed alone: no C types.

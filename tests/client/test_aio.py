@@ -1,0 +1,573 @@
+"""Many tasks over one side: proposals, cancellation, slots in turn, faults, ends; and that an idle event loop stays idle."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from client_rig import DEPTH, MODELS, PROMPT, SLOTS, SMALL, WATCHDOG_S, Pair, daemons, new_id, verify, weights_of
+
+from pp1q_transport import open_leader, open_receiver
+from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Receiver
+from pp1q_transport.client.aio import AsyncLeader, AsyncReceiver, AsyncStep
+from pp1q_transport.errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
+from pp1q_transport.session.requests import Request
+from pp1q_transport.toy.reference import Mode, run_reference
+from pp1q_transport.toy.sidecar import Deployment
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs a test's coroutine under a watchdog."""
+
+    async def guarded() -> None:
+        async with asyncio.timeout(WATCHDOG_S * 2):
+            await main
+
+    asyncio.run(guarded())
+
+
+async def draft(step: AsyncStep) -> None:
+    chain = step.tail(2).tolist()
+    for position in step.positions:
+        token = await step.put(position, weights=weights_of(chain))
+        if token is None:
+            return
+        chain.append(token)
+
+
+async def draft_all(leader: AsyncLeader) -> None:
+    async for step in leader:
+        await draft(step)
+
+
+@asynccontextmanager
+async def drafting(leader: AsyncLeader) -> AsyncIterator[None]:
+    """A task that drafts whatever is asked."""
+    task = asyncio.create_task(draft_all(leader))
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def both(sides: Pair) -> AsyncIterator[tuple[AsyncReceiver, AsyncLeader]]:
+    async with AsyncReceiver(sides.receiver) as receiver, AsyncLeader(sides.leader) as leader:
+        await receiver.wait_for_peer()
+        await leader.wait_for_peer()
+        yield receiver, leader
+
+
+async def rounds(receiver: AsyncReceiver, request: Request, count: int, support: int | None = None) -> None:
+    for _ in range(count):
+        with await receiver.step(request, support=support) as proposal:
+            verify(request, proposal)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WATCHDOG_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def free(receiver: AsyncReceiver) -> Callable[[], bool]:
+    return lambda: receiver.side.free_slots == SLOTS
+
+
+# ---- proposals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("support", (None, 16), ids=["dense", "sparse"])
+def test_many_tasks_get_what_a_lone_loop_gets(sides: Pair, support: int | None) -> None:
+    """More tasks than slots, all at once: each request's tokens are those that no transport at all would give."""
+
+    async def main() -> None:
+        async with both(sides) as (receiver, leader), drafting(leader):
+            requests = [receiver.open_request(new_id(), PROMPT, seed=100 + number) for number in range(12)]
+            await asyncio.gather(*(rounds(receiver, request, 6, support) for request in requests))
+            await eventually(free(receiver))
+            mode = Mode.DENSE if support is None else Mode.SPARSE
+            for number, request in enumerate(requests):
+                want = run_reference(MODELS, 100 + number, 6, DEPTH, mode, support=support or 1)
+                assert request.tokens.tolist()[2:] == want
+
+    run(main())
+
+
+def test_a_ticket_is_waited_for_later(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader), drafting(leader):
+            requests = [receiver.open_request(new_id(), PROMPT) for number in range(2)]
+            tickets = [receiver.enqueue(request) for request in requests]
+            proposals = await asyncio.gather(*(receiver.wait(ticket) for ticket in tickets))
+            assert [proposal.depth for proposal in proposals] == [DEPTH, DEPTH]
+            for proposal in proposals:
+                proposal.release()
+
+    run(main())
+
+
+def test_a_ticket_is_not_for_two_tasks(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT))
+            first = asyncio.create_task(receiver.wait(ticket))
+            await asyncio.sleep(0)
+            with pytest.raises(LocalMisuse, match="another task"):
+                await receiver.wait(ticket)
+            async with drafting(leader):
+                (await first).release()
+
+    run(main())
+
+
+def test_other_tasks_run_while_one_waits(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            assert not waiting.done()
+            async with drafting(leader):
+                (await waiting).release()
+
+    run(main())
+
+
+def test_an_idle_event_loop_is_left_alone(sides: Pair) -> None:
+    """Nothing to do: the pump looks as often as its timer says, not as often as it can."""
+
+    async def main() -> None:
+        async with both(sides) as (receiver, leader), drafting(leader):
+            await rounds(receiver, receiver.open_request(new_id(), PROMPT), 2)
+            before = receiver._pump.turns, leader._pump.turns
+            await asyncio.sleep(0.5)
+            assert receiver._pump.turns - before[0] < 100
+            assert leader._pump.turns - before[1] < 100
+
+    run(main())
+
+
+# ---- cancellation -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_task_takes_nothing_with_it(sides: Pair) -> None:
+    """One of several waiting tasks is cancelled: the others get theirs, and its proposal is released when it arrives."""
+
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            requests = [receiver.open_request(new_id(), PROMPT, seed=number) for number in range(3)]
+            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            await eventually(lambda: receiver.side.free_slots == SLOTS - 3)
+            tasks[1].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[1]
+            assert receiver.side.free_slots == SLOTS - 3, "its STEP is under way all the same"
+            async with drafting(leader):
+                for index in (0, 2):
+                    with await tasks[index] as proposal:
+                        verify(requests[index], proposal)
+                await eventually(free(receiver))
+                receiver.commit_target_only(requests[1], requests[1].round - 1, [5])
+                await rounds(receiver, requests[1], 2)
+                await eventually(free(receiver))
+
+    run(main())
+
+
+def test_a_task_cancelled_with_its_proposal_in_hand(sides: Pair) -> None:
+    """Cancelled after the outcome is known and before the task has run again: the slot comes back."""
+
+    async def main() -> None:
+        async with both(sides) as (receiver, leader), drafting(leader):
+            request = receiver.open_request(new_id(), PROMPT)
+            ticket = receiver.enqueue(request)
+            task = asyncio.create_task(receiver.wait(ticket))
+            look = receiver._pump._look
+            cancelled: list[bool] = []
+
+            def look_and_cancel() -> None:
+                look()
+                if ticket.known and not cancelled:
+                    cancelled.append(task.cancel())
+
+            receiver._pump._look = look_and_cancel  # type: ignore[method-assign]
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert cancelled == [True]
+            await eventually(free(receiver))
+
+    run(main())
+
+
+def test_a_task_cancelled_in_line_for_a_slot(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 2)]
+            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            await eventually(lambda: receiver.side.free_slots == 0)
+            tasks[SLOTS].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[SLOTS]
+            async with drafting(leader):
+                for index in (*range(SLOTS), SLOTS + 1):
+                    (await tasks[index]).release()
+            assert not requests[SLOTS].in_flight
+
+    run(main())
+
+
+@pytest.mark.parametrize("at_once", (True, False), ids=["at once", "before it runs"])
+def test_a_task_cancelled_with_its_slot_in_hand(sides: Pair, at_once: bool) -> None:
+    """Its STEP went out on its behalf a moment before: the proposal is released when it arrives."""
+
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 1)]
+            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            await eventually(lambda: receiver.side.free_slots == 0 and requests[SLOTS - 1].in_flight)
+            enqueue = receiver.side.enqueue
+
+            def enqueue_and_cancel(request: Request, **options: Any) -> Any:
+                ticket = enqueue(request, **options)
+                if at_once:
+                    tasks[SLOTS].cancel()
+                else:
+                    asyncio.get_running_loop().call_soon(tasks[SLOTS].cancel)
+                return ticket
+
+            receiver.side.enqueue = enqueue_and_cancel  # type: ignore[assignment, method-assign]
+            async with drafting(leader):
+                for task in tasks[:SLOTS]:
+                    (await task).release()
+                with pytest.raises(asyncio.CancelledError):
+                    await tasks[SLOTS]
+                assert requests[SLOTS].round == 1, "the STEP was sent"
+                await eventually(free(receiver))
+
+    run(main())
+
+
+def test_a_timeout_of_the_tasks_own(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            request = receiver.open_request(new_id(), PROMPT)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await receiver.step(request)
+            receiver.close_request(request)
+            await eventually(free(receiver))
+            async with drafting(leader):
+                await rounds(receiver, receiver.open_request(new_id(), PROMPT), 2)
+
+    run(main())
+
+
+def test_a_cancelled_draft_gives_its_step_to_the_next(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            take = leader._take
+            taken: list[bool] = []
+
+            def take_and_cancel() -> Any:
+                step = take()
+                if step is not None and not taken:
+                    taken.append(taking.cancel())
+                return step
+
+            leader._take = take_and_cancel  # type: ignore[method-assign]
+            taking = asyncio.create_task(anext(leader))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            assert taken == [True]
+            async with drafting(leader):
+                (await waiting).release()
+
+    run(main())
+
+
+# ---- slots ------------------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_given_in_turn(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader), drafting(leader):
+            held = [await receiver.step(receiver.open_request(new_id(), PROMPT)) for number in range(SLOTS)]
+            order: list[int] = []
+
+            async def take(number: int) -> None:
+                with await receiver.step(receiver.open_request(new_id(), PROMPT)):
+                    order.append(number)
+
+            tasks = [asyncio.create_task(take(number)) for number in range(8)]
+            await asyncio.sleep(0.02)
+            assert not order
+            with pytest.raises(LocalMisuse, match="no free slot"):
+                receiver.enqueue(receiver.open_request(new_id(), PROMPT))
+            held[0].release()
+            await asyncio.gather(*tasks)
+            assert order == sorted(order)
+            for proposal in held[1:]:
+                proposal.release()
+
+    run(main())
+
+
+# ---- faults and ends --------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_ends(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            request = receiver.open_request(new_id(), PROMPT)
+            with pytest.raises(ProposalDiscarded) as caught:
+                await receiver.step(request, budget_us=20_000)
+            assert caught.value.reason is Reason.TIMEOUT
+            receiver.commit_target_only(request, caught.value.round, [5])
+            async with drafting(leader):
+                await rounds(receiver, request, 2)
+
+    run(main())
+
+
+def test_a_draft_that_gives_up(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            (await anext(leader)).fail()
+            with pytest.raises(ProposalDiscarded) as caught:
+                await waiting
+            assert caught.value.reason is Reason.CANCELLED
+
+    run(main())
+
+
+def test_a_closed_request_ends_its_wait(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, _leader):
+            request = receiver.open_request(new_id(), PROMPT)
+            waiting = asyncio.create_task(receiver.step(request))
+            await eventually(lambda: request.in_flight)
+            receiver.close_request(request)
+            with pytest.raises(ProposalDiscarded) as caught:
+                await waiting
+            assert caught.value.reason is Reason.CANCELLED
+
+    run(main())
+
+
+def test_what_a_callback_raises_reaches_the_loop_that_drafts(sides: Pair) -> None:
+    async def main() -> None:
+        async with both(sides) as (receiver, leader):
+
+            def fail(_request: int, _tokens: list[int]) -> None:
+                raise ZeroDivisionError("of the draft's own")
+
+            leader.side.on_open(fail)
+            taking = asyncio.create_task(anext(leader))
+            await asyncio.sleep(0)
+            receiver.open_request(new_id(), PROMPT)
+            with pytest.raises(ZeroDivisionError):
+                await taking
+            # Nobody waits the second time: the next who does hears of it.
+            receiver.open_request(new_id(), PROMPT)
+            await eventually(lambda: leader._pump._kept is not None)
+            with pytest.raises(ZeroDivisionError):
+                await anext(leader)
+
+    run(main())
+
+
+def test_closing_ends_every_wait(sides: Pair) -> None:
+    async def main() -> None:
+        watched = selector_map()
+        receiver, leader = AsyncReceiver(sides.receiver), AsyncLeader(sides.leader)
+        iterating = asyncio.create_task(draft_nothing(leader))
+        requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 1)]
+        waiting = [asyncio.create_task(receiver.step(request)) for request in requests]
+        await eventually(lambda: receiver.side.free_slots == 0)
+        await receiver.aclose()
+        for task in waiting:
+            with pytest.raises(ProposalDiscarded) as caught:
+                await task
+            assert caught.value.reason is Reason.CANCELLED
+        with pytest.raises(LocalMisuse, match="closed"):
+            await receiver.step(requests[0])
+        with pytest.raises(LocalMisuse, match="closed"):
+            await receiver.wait_for_peer()
+        await receiver.aclose()
+        await leader.aclose()
+        await iterating
+        assert selector_map() == watched
+
+    run(main())
+
+
+def selector_map() -> list[int]:
+    """The descriptors that the running event loop watches."""
+    return sorted(asyncio.get_running_loop()._selector.get_map())  # type: ignore[attr-defined]
+
+
+async def draft_nothing(leader: AsyncLeader) -> None:
+    async for _step in leader:
+        pass
+
+
+def test_another_event_loop_is_refused(sides: Pair) -> None:
+    receiver = AsyncReceiver(sides.receiver)
+
+    async def main() -> None:
+        receiver.start()
+
+    run(main())
+    with pytest.raises(LocalMisuse, match="another event loop"):
+        run(main())
+    sides.close()
+
+
+def test_no_peer_in_time() -> None:
+    async def main() -> None:
+        async with AsyncReceiver(open_receiver(listen="tcp://127.0.0.1:0", **SMALL)) as receiver:
+            with pytest.raises(PeerFault) as caught:
+                await receiver.wait_for_peer(0.05)
+            assert caught.value.reason is Reason.TIMEOUT
+            with pytest.raises(ProposalDiscarded) as discarded:
+                await receiver.step(receiver.open_request(new_id(), PROMPT))
+            assert discarded.value.reason is Reason.PEER_LOST
+
+    run(main())
+
+
+def test_a_task_that_only_retries_lets_others_run() -> None:
+    async def main() -> None:
+        async with AsyncReceiver(open_receiver(listen="tcp://127.0.0.1:0", **SMALL)) as receiver:
+            request = receiver.open_request(new_id(), PROMPT)
+
+            async def retry() -> None:
+                while True:
+                    with suppress(ProposalDiscarded):
+                        await receiver.step(request)
+
+            task = asyncio.create_task(retry())
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    run(main())
+
+
+def test_a_lost_peer_and_the_next_one() -> None:
+    """The leader goes, a later one comes: waits end with their reason, and the same receiver goes on. Sockets of the second
+    session may have the numbers of the first's."""
+
+    async def main() -> None:
+        receiver = open_receiver(listen="tcp://127.0.0.1:0", **SMALL)
+        async with AsyncReceiver(receiver) as pumped:
+            request = pumped.open_request(new_id(), PROMPT)
+            for _life in range(3):
+                leader = AsyncLeader(open_leader(connect=receiver.endpoint, **SMALL))
+                async with leader:
+                    await asyncio.gather(pumped.wait_for_peer(), leader.wait_for_peer())
+                    async with drafting(leader):
+                        await rounds(pumped, request, 3)
+                    waiting = asyncio.create_task(pumped.step(request))
+                    await anext(leader)
+                with pytest.raises(ProposalDiscarded) as caught:
+                    await waiting
+                assert caught.value.reason is Reason.PEER_LOST
+                pumped.commit_target_only(request, caught.value.round, [5])
+                await eventually(lambda: not pumped.up)
+
+    run(main())
+
+
+def test_a_link_that_may_not_be_lost() -> None:
+    """`wait_for_peer=False`: the loss is raised where somebody waits, and the side is closed."""
+
+    async def main() -> None:
+        receiver = open_receiver(listen="tcp://127.0.0.1:0", **SMALL)
+        leader = open_leader(connect=receiver.endpoint, wait_for_peer=False, **SMALL)
+        async with AsyncReceiver(receiver) as target, AsyncLeader(leader) as draft_side:
+            await asyncio.gather(target.wait_for_peer(), draft_side.wait_for_peer())
+            iterating = asyncio.create_task(anext(draft_side))
+            await asyncio.sleep(0)
+            link = receiver.engine.link
+            assert link is not None
+            link.sock.close()
+            link.fd = -1
+            with pytest.raises((PeerFault, StopAsyncIteration)):
+                await iterating
+
+    run(main())
+
+
+def test_a_link_too_narrow_for_what_is_put() -> None:
+    """Rows that the kernel does not take at once are sent as it takes them, without the timer."""
+    options = SMALL | {"vocab_size": 129280, "depth": 5}
+
+    async def main() -> None:
+        receiver: Receiver = open_receiver(listen="tcp://127.0.0.1:0", **options)
+        leader: Leader = open_leader(connect=receiver.endpoint, **options)
+        async with AsyncReceiver(receiver) as target, AsyncLeader(leader) as drafter:
+            await asyncio.gather(target.wait_for_peer(), drafter.wait_for_peer())
+            assert leader.engine.link is not None
+            leader.engine.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+            row = np.random.default_rng(1).random(129280)
+            queued = 0
+
+            async def answer() -> None:
+                nonlocal queued
+                async for step in drafter:
+                    for position in step.positions:
+                        step.step.put(position, weights=row)  # all in one breath
+                    assert leader.engine.link is not None
+                    queued = max(queued, leader.engine.link.outbox.bytes_queued)
+                    drafter.kick()
+
+            task = asyncio.create_task(answer())
+            for _ in range(3):
+                (await target.step(target.open_request(new_id(), PROMPT), budget_us=10_000_000)).release()
+            task.cancel()
+            assert queued > 0
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_killed_and_comes_back() -> None:
+    """Both daemons in turn: what waits ends with its reason, and the same tasks go on once the daemon is there again."""
+
+    async def main(deployment: Deployment) -> None:
+        receiver_side, leader_side = AttachedReceiver(deployment.socket("receiver0")), AttachedLeader(deployment.socket("leader"))
+        async with both(Pair(receiver_side, leader_side)) as (receiver, leader):
+            request = receiver.open_request(1, PROMPT)
+            for name in ("receiver0", "leader"):
+                async with drafting(leader):
+                    await rounds(receiver, request, 2)
+                waiting = asyncio.create_task(receiver.step(request))
+                await anext(leader)
+                deployment.kill(name)
+                with pytest.raises(ProposalDiscarded) as caught:
+                    await waiting
+                assert caught.value.reason is Reason.PEER_LOST
+                receiver.commit_target_only(request, caught.value.round, [5])
+                deployment.start(name)
+                await eventually(lambda: not receiver.up or leader.up)
+                await asyncio.gather(receiver.wait_for_peer(), leader.wait_for_peer())
+            async with drafting(leader):
+                await rounds(receiver, request, 2)
+
+    with daemons() as deployment:
+        run(main(deployment))
