@@ -177,7 +177,7 @@ class Pump:
 
     def kick(self) -> None:
         """Asks for a turn as soon as the event loop comes round: something changed that no descriptor tells of."""
-        if not self._asked and self._loop is not None and not self._ended:
+        if not self._asked and self._loop is not None and not self._ended and not self._loop.is_closed():
             self._asked = True
             self._loop.call_soon(self._turn)
 

@@ -37,6 +37,11 @@ class ServedLeader(Leader):
         self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
         super().__init__(config)
 
+    def row_offset(self, slot: int, row: int) -> int:
+        """Where a row lies in the staging memory."""
+        assert self._staging is not None
+        return self._staging.views.geometry.row_offset(slot, row)
+
     @property
     def engines(self) -> list[Engine]:
         """The one it has."""
@@ -161,7 +166,7 @@ class DraftPort(ClientPort):
     def after_records(self) -> None:
         """Rows wait to be sent."""
         for leader in self.leaders:
-            if leader.session is not None:
+            if leader.unsent():
                 leader.flush()
 
     # ---- records in ---------------------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ class DraftPort(ClientPort):
         row = position - grant.anchor - 1
         if not 0 <= row < grant.depth:
             raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
-        at = session.terms.geometry().row_offset(slot, row)
+        at = leader.row_offset(slot, row)
         try:
             session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length)
         except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off

@@ -59,7 +59,8 @@ class ServedGroup:
         self.counters = Counters()
         whole = terms_ahead(replace(configs[0].hello, group_mode=REPLICATE, rank=0))
         self.group = LeaderGroup(whole, len(configs), self.counters)
-        self.region = Region(whole.geometry().total_bytes, "pp1q-staging")
+        self.geometry = whole.geometry()
+        self.region = Region(self.geometry.total_bytes, "pp1q-staging")
         self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
         self._tell: dict[str, Callable[..., None]] = {}
         self._handed: dict[int, int] = {}  # slot -> the generation that was handed out last
@@ -86,6 +87,10 @@ class ServedGroup:
     def requests(self) -> RequestTable:
         """The open requests, as rank 0 states them."""
         return self.group.requests
+
+    def row_offset(self, slot: int, row: int) -> int:
+        """Where a whole row lies in the staging memory."""
+        return self.geometry.row_offset(slot, row)
 
     def rows_done(self) -> int:
         """Whole rows sent, over all sessions."""

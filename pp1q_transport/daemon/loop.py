@@ -81,6 +81,7 @@ class Loop:
         self._watched_state: list[object] = []
         self._rare_fds: set[int] = set()
         self._rare_ns = 0
+        self._records_wait = True
         self._asked: set[int] = set()
         self._drain_until_ns = 0
         self._stop = False
@@ -123,7 +124,9 @@ class Loop:
         """One pass over everything without sleeping. Returns how much it moved: records and bytes."""
         now_ns = self.last_turn_ns = monotonic_ns()
         self.turns += 1
-        moved = self.port.poll(now_ns)
+        # A client that wrote while we slept has rung; one that writes now is seen before the next sleep.
+        moved = self.port.poll(now_ns) if self._records_wait else 0
+        self._records_wait = True
         for _engine, serve in self.engines:
             moved += serve()
         self.port.tell(now_ns)
@@ -165,14 +168,18 @@ class Loop:
         attached = self.port.attached
         channel = attached.channel if attached is not None else None
         ready: set[int] = set()
+        slept = False
         if (channel is None or channel.prepare_sleep()) and self._watch(attached):
+            slept = True
             try:
                 ready.update(descriptor for descriptor, _events in self._poller.poll(SLEEP_AT_MOST_MS))
             except InterruptedError:  # a signal whose handler raised nothing: the turn looks at what it asked for
                 self._rare_ns = 0
             self.sleeps += 1
         if channel is not None:
-            channel.after_sleep(channel.fileno() in ready)
+            rung = channel.fileno() in ready
+            channel.after_sleep(rung)
+            self._records_wait = rung or not slept
         for engine, _serve in self.engines:
             engine.woke(ready)
         if not self._rare_fds.isdisjoint(ready):

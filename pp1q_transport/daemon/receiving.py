@@ -70,7 +70,8 @@ class TargetPort(ClientPort):
 
     def after_records(self) -> None:
         """STEPs and commits wait to be sent."""
-        if self.receiver.up:
+        session = self.receiver.session
+        if session is not None and not session.outbox.empty():  # what was queued last is most often sent already
             self.receiver.engine.flush()
 
     # ---- records in ---------------------------------------------------------------------------------------------

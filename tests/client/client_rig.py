@@ -45,9 +45,9 @@ AnyReceiver = Receiver | AttachedReceiver
 
 
 @contextmanager
-def daemons() -> Iterator[Deployment]:
-    """A leader daemon and a receiver daemon, without the toy processes."""
-    with Deployment(SHAPE) as deployment:
+def daemons(shape: Shape = SHAPE) -> Iterator[Deployment]:
+    """A leader daemon and the receiver daemons, without the toy processes."""
+    with Deployment(shape) as deployment:
         for name in deployment.daemons:
             deployment.start(name)
         for name in deployment.daemons:
@@ -106,10 +106,11 @@ class Pair:
 def pair(kind: str, deployment: Callable[[], Deployment]) -> Iterator[Pair]:
     """A connected pair of that kind."""
     made: Pair
-    if kind == "embedded":
-        receiver: AnyReceiver = open_receiver(listen="tcp://127.0.0.1:0", **SMALL)
+    if kind in ("embedded", "shm"):
+        options = SMALL | {"link": "shm" if kind == "shm" else "tcp"}
+        receiver: AnyReceiver = open_receiver(listen="tcp://127.0.0.1:0", **options)
         assert isinstance(receiver, Receiver)
-        made = Pair(receiver, open_leader(connect=receiver.endpoint, **SMALL))
+        made = Pair(receiver, open_leader(connect=receiver.endpoint, **options))
     else:
         running = deployment()
         made = Pair(AttachedReceiver(running.socket("receiver0")), AttachedLeader(running.socket("leader")))

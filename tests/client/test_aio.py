@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from client_rig import DEPTH, MODELS, PROMPT, SLOTS, SMALL, WATCHDOG_S, Pair, daemons, new_id, verify, weights_of
+from client_rig import DEPTH, MODELS, PROMPT, SLOTS, SMALL, WATCHDOG_S, Pair, daemons, new_id, pair, verify, weights_of
 
 from pp1q_transport import open_leader, open_receiver
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Receiver
@@ -21,6 +22,13 @@ from pp1q_transport.toy.reference import Mode, run_reference
 from pp1q_transport.toy.sidecar import Deployment
 
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(params=("embedded", "shm", "attached"))
+def sides(request: pytest.FixtureRequest, deployment: Callable[[], Deployment]) -> Iterator[Pair]:
+    """A connected pair of each kind, over shared memory too: a pump rests and rises with the link."""
+    with pair(request.param, deployment) as made:
+        yield made
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -140,6 +148,27 @@ def test_other_tasks_run_while_one_waits(sides: Pair) -> None:
             assert not waiting.done()
             async with drafting(leader):
                 (await waiting).release()
+
+    run(main())
+
+
+@pytest.mark.parametrize("support", (None, 16), ids=["dense", "sparse"])
+def test_descriptors_wake_it_and_not_the_timer(sides: Pair, support: int | None) -> None:
+    """With a timer that never comes, rounds still end: every wake-up that they need is a descriptor's."""
+    for side in (sides.receiver, sides.leader):
+        side.look_within_ns = lambda: 3_600_000_000_000  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with both(sides) as (receiver, leader), drafting(leader):
+            requests = [receiver.open_request(new_id(), PROMPT) for _ in range(6)]
+            await asyncio.gather(*(rounds(receiver, request, 25, support) for request in requests))
+            held = [await receiver.step(requests[index]) for index in range(SLOTS)]
+            waiting = asyncio.create_task(receiver.step(requests[SLOTS]))
+            await asyncio.sleep(0.01)
+            held[0].release()
+            (await waiting).release()
+            for proposal in held:
+                proposal.release()
 
     run(main())
 
@@ -433,7 +462,9 @@ def test_another_event_loop_is_refused(sides: Pair) -> None:
     run(main())
     with pytest.raises(LocalMisuse, match="another event loop"):
         run(main())
-    sides.close()
+    # The side itself is as usable as before: its event loop is gone, and nobody is to be woken there.
+    with sides.ready(sides.receiver.open_request(new_id(), PROMPT)).wait():
+        pass
 
 
 def test_no_peer_in_time() -> None:
@@ -568,6 +599,31 @@ def test_a_daemon_that_is_killed_and_comes_back() -> None:
                 await asyncio.gather(receiver.wait_for_peer(), leader.wait_for_peer())
             async with drafting(leader):
                 await rounds(receiver, request, 2)
+
+    with daemons() as deployment:
+        run(main(deployment))
+
+
+@pytest.mark.slow
+def test_a_daemon_that_hangs_is_given_up() -> None:
+    """Stopped, not dead: once a STEP's budget and the grace are over, its wait ends, and the rest of the event loop ran on."""
+
+    async def main(deployment: Deployment) -> None:
+        async with both(
+            Pair(AttachedReceiver(deployment.socket("receiver0")), AttachedLeader(deployment.socket("leader")))
+        ) as (receiver, _leader):
+            request = receiver.open_request(1, PROMPT)
+            process = deployment.parts["receiver0"].process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(ProposalDiscarded) as caught:
+                    await receiver.step(request, budget_us=50_000)
+            finally:
+                process.send_signal(signal.SIGCONT)
+            assert caught.value.reason is Reason.PEER_LOST
+            assert receiver.side.counters.get("daemon_lost") == 1
+            await receiver.wait_for_peer()
 
     with daemons() as deployment:
         run(main(deployment))

@@ -33,6 +33,7 @@ SETTLE_S = 15.0
 LOOK_S = 0.002
 RESTART_MOST_S = 0.05
 POINT_MOST_ROUNDS = 2.0
+STALL_S = 0.5  # a sleep of 2 ms that took so long: the whole machine stood still, and that is not counted as recovery
 THINK_US = 3000  # some kills find the target with a proposal in its hands, and no request outgrows its context
 EXPECTED = {"peer_lost", "link_error", "cancelled", "timeout", "generation_stale"}  # the last: rows for a target that is gone
 KEPT = (".toml", ".log", ".sock", ".journal", ".json")
@@ -40,13 +41,15 @@ KEPT = (".toml", ".log", ".sock", ".journal", ".json")
 
 @dataclass
 class Kill:
-    """One kill: when it came, and the times (s) from it until the victim was started, and until the last rank was served."""
+    """One kill: when it came, the times (s) from it until the victim was started and until the last rank was served, and how long
+    the machine itself stood still meanwhile."""
 
     victim: str
     after_lines: int
     delay_s: float
     restarted_s: float
     recovered_s: float
+    stalled_s: float
     reasons: dict[str, int]
 
 
@@ -68,6 +71,7 @@ class KillWorld:
         self.deployment = Deployment(self.shape)
         self.home = self.deployment.home
         self.kills: list[Kill] = []
+        self.stalled_s = 0.0
         self._lately: list[Entry] = []
         self._at = dict.fromkeys(range(ranks), 0)
         self._descriptors: dict[str, tuple[int, int]] = {}  # by process: (pid, descriptors) when it was settled first
@@ -100,7 +104,11 @@ class KillWorld:
             if time.monotonic() >= stop:
                 words = "\n".join(f"{name}: {self.deployment.tail(name, 6)}" for name in self.deployment.parts)
                 raise AssertionError(f"{what}: nothing within {within_s:g} s\n{words}")
+            before = time.monotonic()
             time.sleep(LOOK_S)
+            late_s = time.monotonic() - before
+            if late_s > STALL_S:
+                self.stalled_s += late_s
 
     def fresh(self, rank: int) -> list[Entry]:
         """What the journal of a rank gained since the last look."""
@@ -167,6 +175,7 @@ class KillWorld:
         sleep_exactly(delay_s)
         self.deployment.kill(victim)
         killed_ns = time.monotonic_ns()
+        stalled_s = self.stalled_s
         time.sleep(self.random.uniform(0.0, RESTART_MOST_S))
         restarted_ns = time.monotonic_ns()
         self.deployment.start(victim)
@@ -176,7 +185,9 @@ class KillWorld:
         reasons = self._account(victim, before)
         self.descriptors_settled(self.victims)
         self._nothing_left_behind()
-        done = Kill(victim, lines, delay_s, (restarted_ns - killed_ns) / 1e9, (ready_ns - killed_ns) / 1e9, reasons)
+        stalled_s = self.stalled_s - stalled_s
+        recovered_s = max(0.0, (ready_ns - killed_ns) / 1e9 - stalled_s)
+        done = Kill(victim, lines, delay_s, (restarted_ns - killed_ns) / 1e9, recovered_s, stalled_s, reasons)
         self.kills.append(done)
         return done
 
