@@ -309,6 +309,9 @@ class RankGroup:
                 self.table.floor = max(self.table.floor, self.coordinator.floor)
         else:
             self._commitable.clear()
+            if self.session is not None:  # what was ready can't be committed any more: its request may go on
+                for request in self.session.requests.requests.values():
+                    request.in_flight = False
         if action.epoch != self._last_epoch:
             self._last_epoch = action.epoch
             self.counters.add("epochs_ended")

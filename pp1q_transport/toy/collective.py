@@ -77,19 +77,16 @@ class FileCollective:
         return agreed, done
 
     def gather(self, name: str, part: bytes, look: Callable[[], object]) -> list[bytes]:
-        """What every rank gives under `name`, by rank: the toy's all-gather. `look` is called while this waits. Raises
-        `PeerFault(timeout)` when a rank gives nothing. A rank that has all parts of one name has no need of the last one's."""
+        """What every rank gives under `name`, by rank: the toy's all-gather. It waits as long as `look` raises nothing, which is
+        called meanwhile. A rank that has all parts of one name has no need of the last one's."""
         own = self._directory / f"{name}-rank-{self._rank}"
         draft = own.with_suffix(".new")
         draft.write_bytes(part)
         os.replace(draft, own)
-        deadline = time.monotonic() + AGREE_S
         parts = []
         for rank in range(self._ranks):
             path = self._directory / f"{name}-rank-{rank}"
             while not path.exists():
-                if time.monotonic() >= deadline:
-                    raise PeerFault(Reason.TIMEOUT, f"rank {rank} gave nothing for {name}")
                 look()
                 time.sleep(GATHER_LOOK_S)
             parts.append(path.read_bytes())
@@ -221,16 +218,19 @@ class GroupLoop(JournaledLoop):
             said = [_packed(proposal.q(index)) for index in range(proposal.depth)]
         elif owns:
             said = super()._chain(request, proposal)
-        try:
-            parts = self._collective.gather(name, json.dumps(said).encode(), self.receiver.poll)
-        except PeerFault as fault:
-            raise EpochOver from fault
+        parts = self._collective.gather(name, json.dumps(said).encode(), self._still)
         heard = [json.loads(part) for part in parts]
         if mode == VOCABULARY:
             rows = [_whole([part[index] for part in heard]) for index in range(proposal.depth)]
             return self._verified(request, proposal, rows)
         accepted, tokens = heard[request.owner]
         return accepted, tokens
+
+    def _still(self) -> None:
+        """Raises `EpochOver` when the epoch is: some rank is dead, and gives nothing any more."""
+        self.receiver.poll()
+        if not self.receiver.up or self.receiver.epoch != self._epoch:
+            raise EpochOver
 
     def _alone(self, request: Request, discarded: ProposalDiscarded) -> Outcome:
         """Every rank goes on alone by the same noise; unless it is the epoch that is over."""

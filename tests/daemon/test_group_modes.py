@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from daemon_rig import WATCHDOG_S, Bed
-from journal_check import agree, check_tokens, rounds_of
+from journal_check import agree, check_tokens, histories, rounds_of, rounds_of_all
 
 from pp1q_transport import dyadic
 from pp1q_transport.client import AttachedReceiver, Proposal, attach_receiver
@@ -196,15 +196,5 @@ def test_a_daemon_that_dies_is_survived(mode: str, victim: str) -> None:
         for rank in range(2):
             bed.kill(f"target{rank}")
         entries = [rounds_of(journal) for journal in journals]
-        agree([tokens_of(each) for each in entries])
-        # What one rank took over from the other stands in the other's journal.
-        rounds = {(entry["request"], entry["at"]): entry for each in entries for entry in each if "number" in entry}
-        assert check_tokens(shape, [rounds[key] for key in sorted(rounds)]) > 10
-
-
-def tokens_of(entries: list[dict[str, Any]]) -> dict[int, list[int]]:
-    """All tokens of each request at one rank."""
-    known: dict[int, list[int]] = {}
-    for entry in entries:
-        known.setdefault(entry["request"], list(PROMPT))[entry["at"] :] = entry["tokens"]
-    return known
+        agree([histories(each) for each in entries])
+        assert check_tokens(shape, rounds_of_all(entries)) > 10

@@ -312,6 +312,22 @@ def a_group_link_ends(world: OwnWorld) -> None:
     assert not world.group.open
 
 
+def an_epoch_ends_over_a_ready_proposal(world: OwnWorld) -> None:
+    """Its process gives it back without a commit; the request goes on in the next epoch."""
+    flight = _ready(world)
+    world.ranks[1].group_link.down("down", R.LINK_ERROR)
+    world.run()
+    assert not world.group.may_commit(flight.slot, flight.generation, 1)
+    for rank in world.ranks:
+        rank.release(rank.table.slots[flight.slot])
+    world.ranks[1].join_group()
+    world.run()
+    assert world.group.open
+    after = world.step()
+    world.put(after)
+    assert world.fates(after) == [None] * world.size
+
+
 # --- request-owner ---------------------------------------------------------------------------------------------------------
 
 
@@ -446,6 +462,7 @@ CASES: tuple[Case, ...] = (
           ends={(1, "leader"): {"down": R.LINK_ERROR, "up": R.PEER_LOST}}),
     _case("4.553", "a rank loses its group link with rows under way", R.PEER_LOST, a_group_link_ends,
           ends={(1, "group"): {"down": R.LINK_ERROR, "up": R.PEER_LOST}}),
+    _case("4.554", "an epoch that ends over a ready proposal", None, an_epoch_ends_over_a_ready_proposal),
     _case("4.561", "every rank owns a request in turn", None, owners_take_turns, world=OWNED),
     _case("4.562", "the owner of a request meets a bad row", R.PAYLOAD_DIGEST, owner_meets_a_bad_row, world=OWNED),
     _case("4.563", "the owner of a request has no link to the leader", R.PEER_LOST, owner_has_no_link, world=OWNED,
