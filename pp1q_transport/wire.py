@@ -50,7 +50,7 @@ DENSE: Final = 1
 SPARSE: Final = 2
 REPRESENTATION_NAMES: Final = {DENSE: "dense", SPARSE: "sparse"}
 
-OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank: whole ones ("replicate"), or each rank's range ("vocabulary")
+OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank: whole ("replicate"), or each rank its range ("vocabulary")
 
 VERIFIED: Final = 1
 TARGET_ONLY: Final = 2
