@@ -49,7 +49,6 @@ KIND_NAMES: Final[dict[int, str]] = dict(enumerate(_NAMES.split(), 1))
 DENSE: Final = 1
 SPARSE: Final = 2
 REPRESENTATION_NAMES: Final = {DENSE: "dense", SPARSE: "sparse"}
-
 OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank: whole ("replicate"), or each rank its range ("vocabulary")
 
 VERIFIED: Final = 1

@@ -10,6 +10,7 @@ as of a `LeaderSession`. A rank whose link takes no more frames has `broken` set
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,6 @@ from ..errors import LocalMisuse, PeerFault, Reason
 from .leader import DEAD, DRAFTING, IDLE, SENT, Grant, LeaderSession
 from .requests import RequestTable
 from .shards import MASS, ranges
-import itertools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

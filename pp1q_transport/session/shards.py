@@ -6,13 +6,13 @@ frames, no memory and no slots. SPEC sections 3 and 4 (vocabulary shards).
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from ..errors import LocalMisuse, PeerFault, Reason
-import itertools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
