@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 from pp1q_transport import attach_leader, attach_receiver, open_leader, open_receiver
 from pp1q_transport._native.kernels import monotonic_ns
+from pp1q_transport.client import AttachedReceiver
 from pp1q_transport.local.channel import CLIENT, DAEMON, Channel, channel_bytes
 from pp1q_transport.toy.sidecar import Deployment, Shape
 
 DEPTH, SUPPORT, VOCAB = 5, 32, 129280
 ALLOWED_OVER_US = 15.0
 WAKE_UPS = 4
+PAUSE_S = 0.0003
 CORES = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 
 
@@ -57,6 +61,7 @@ def rounds(receiver, request, count: int) -> np.ndarray:
     """Step latencies in ns, uint64 [count]: enqueued to proposal in hand; every proposal committed target-only style."""
     taken = np.zeros(count, np.uint64)
     for index in range(count):
+        time.sleep(PAUSE_S)  # the target's own work: what the last COMMIT caused is over
         start = monotonic_ns()
         proposal = receiver.step(request, support=SUPPORT)
         taken[index] = monotonic_ns() - start
@@ -64,8 +69,8 @@ def rounds(receiver, request, count: int) -> np.ndarray:
     return taken
 
 
-def wake_up_us(count: int) -> float:
-    """Half a round trip of one small record between two blocking processes, us (median): one wake-up, its doorbell and record."""
+def bare_wake_up_us(count: int) -> float:
+    """Half a round trip of one record between two bare processes that sleep on a channel, us (median): the machine's floor."""
     fd = os.memfd_create("bench")
     os.ftruncate(fd, channel_bytes())
     ours, theirs = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
@@ -76,6 +81,7 @@ def wake_up_us(count: int) -> float:
     channel = Channel(_mapped(fd), CLIENT, ours, theirs)
     samples = []
     for _ in range(count):
+        time.sleep(PAUSE_S)
         start = monotonic_ns()
         channel.send(1, b"12345678")
         channel.flush_bell()
@@ -87,8 +93,6 @@ def wake_up_us(count: int) -> float:
 
 
 def _mapped(fd: int) -> memoryview:
-    import mmap
-
     return memoryview(mmap.mmap(fd, channel_bytes()))
 
 
@@ -101,15 +105,28 @@ def _echo(fd: int, bell: int, peer: int, count: int) -> None:
         channel.flush_bell()
 
 
+def wake_up_us(receiver: AttachedReceiver, count: int) -> float:
+    """Half the time of an empty record to the daemon and back, both asleep before it, us (median): one wake-up across processes
+    as these processes have them, cold caches and idle cores included."""
+    samples = []
+    for _ in range(count):
+        time.sleep(PAUSE_S)
+        samples.append(receiver.ping())
+    return float(np.median(samples)) / 2000
+
+
 def cpu_ns(pid: int) -> int:
     """CPU time of a process's main thread so far, in ns."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
-def measure(blocks: int, count: int, idle: str) -> dict[str, object]:
+PLACEMENTS = {"crossing": ("target", "leader"), "paired": ("target", "receiver0")}
+
+
+def measure(blocks: int, count: int, idle: str, placement: str) -> dict[str, object]:
     """Both kinds in turns."""
     shape = Shape(vocab_size=VOCAB, depth=DEPTH, support=SUPPORT, ranks=1, idle=idle)
-    embedded, sidecar, wakes = [], [], []
+    embedded, sidecar, wakes, bare = [], [], [], []
     children = []
     script = [sys.executable, str(Path(__file__).resolve()), "--idle", idle]
     with Deployment(shape) as deployment, open_receiver(listen="tcp://127.0.0.1:0", idle=idle, **hello()) as plain:
@@ -138,7 +155,8 @@ def measure(blocks: int, count: int, idle: str) -> dict[str, object]:
                 }
                 used = dict.fromkeys(pids, 0) | {"embedded target": 0}
                 for _ in range(blocks):
-                    wakes.append(wake_up_us(count // 4))
+                    bare.append(bare_wake_up_us(count // 4))
+                    wakes.append(wake_up_us(beside, count // 2))
                     start = {name: cpu_ns(pid) for name, pid in pids.items()}
                     embedded.append(rounds(plain, requests[0], count))
                     used["embedded target"] += cpu_ns(os.getpid()) - start["target"]
@@ -159,6 +177,7 @@ def measure(blocks: int, count: int, idle: str) -> dict[str, object]:
         "idle": idle,
         "rounds": total,
         "wake_up_us": wake,
+        "bare_wake_up_us": float(np.median(bare)),
         "embedded_us": {"p50": float(np.median(both["embedded"])), "p99": float(np.quantile(both["embedded"], 0.99))},
         "sidecar_us": {"p50": float(np.median(both["sidecar"])), "p99": float(np.quantile(both["sidecar"], 0.99))},
         "cost_us": cost,
@@ -176,13 +195,14 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--idle", default="block")
+    parser.add_argument("--placement", default="free", choices=["free", *PLACEMENTS], help="which cores")
     parser.add_argument("--attach", default="", help=argparse.SUPPRESS)
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attach or options.connect:
         draft(options.attach, options.connect, options.idle)
         return
-    result = measure(options.blocks, options.count, options.idle)
+    result = measure(options.blocks, options.count, options.idle, options.placement)
     if options.json:
         print(json.dumps(result))
         return

@@ -32,6 +32,8 @@ enum pp1q_kind {
     PP1Q_STEP_FOR_DRAFT = 38,
     PP1Q_PUT = 48,
     PP1Q_FAIL = 49,
+    PP1Q_PING = 61,
+    PP1Q_PONG = 62,
     PP1Q_BYE = 63,
 };
 
@@ -165,6 +167,14 @@ struct pp1q_fail {
 };
 
 /* both */
+
+struct pp1q_ping { /* a process asks for an empty answer */
+    uint64_t token;
+};
+
+struct pp1q_pong {
+    uint64_t token;
+};
 
 struct pp1q_bye {
     uint32_t reason, zero;

@@ -135,7 +135,7 @@ class Forming:
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
         # Who has which seat, also after its session; a connector has the listener in its only one.
         self._peers: dict[int, bytes] = {} if connect is None else {0: b""}
-        self._gone: set[int] = set()
+        self._gone: dict[int, bytes] = {}  # by seat, who left it; somebody else may have it by the time that is told
         self._seated = hello.role is Role.COORDINATOR
         self._connector: Connector | None = None
         self._kind = KINDS[hello.link_kinds[0]]
@@ -262,9 +262,10 @@ class Forming:
         if isinstance(self._control, ControlListener):
             lost = self._control.lost()
             if lost:
-                self._gone.update(seat for seat, peer in self._peers.items() if peer in lost)
+                self._gone.update((seat, peer) for seat, peer in self._peers.items() if peer in lost)
         if self._gone and not messages:
-            events.extend(PeerGone(goodbye=False, seat=seat) for seat in self._gone if seat in busy)
+            gone = [seat for seat, peer in self._gone.items() if seat in busy and self._peers[seat] == peer]
+            events.extend(PeerGone(goodbye=False, seat=seat) for seat in gone)
             self._gone.clear()
         return messages
 

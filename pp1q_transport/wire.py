@@ -49,8 +49,7 @@ KIND_NAMES: Final[dict[int, str]] = dict(enumerate(_NAMES.split(), 1))
 DENSE: Final = 1
 SPARSE: Final = 2
 REPRESENTATION_NAMES: Final = {DENSE: "dense", SPARSE: "sparse"}
-
-OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank (group mode "replicate")
+OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank: whole ("replicate"), or each rank its range ("vocabulary")
 
 VERIFIED: Final = 1
 TARGET_ONLY: Final = 2
@@ -80,7 +79,8 @@ ALLOWED_FIELDS: Final = {
     STATUS: _F_PLACE,
     PROOF: _F_SHARD | _F_PAYLOAD,
     GRANT: _F_REQUEST | _F_SLOT | _F_ROUND | _F_POSITION | _F_DEPTH | _F_REPRESENTATION,
-    **dict.fromkeys((VOTE, DECIDE, RELEASED), _F_SLOT),
+    **dict.fromkeys((VOTE, DECIDE), _F_SLOT | _F_PAYLOAD),
+    RELEASED: _F_SLOT,
     **dict.fromkeys((EPOCH, AGREE, LEAVE), 0),
 }
 _ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(19)]

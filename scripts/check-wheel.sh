@@ -15,7 +15,7 @@ case $wheel in *-manylinux*) say PASS "wheel's tag" "$(basename "$wheel")" ;; *)
 
 # Every source of the build is in the sdist, nothing built is.
 tar -tzf "$sdist" | sed 's#^[^/]*/##' | sort >"$room/sdist"
-{ git ls-files pp1q_transport 2>/dev/null || find pp1q_transport -type f -not -name '*.so' -not -path '*/__pycache__/*'; } | sort >"$room/tracked"
+{ git ls-files pp1q_transport include 2>/dev/null || find pp1q_transport -type f -not -name '*.so' -not -path '*/__pycache__/*'; } | sort >"$room/tracked"
 missing=$(comm -23 "$room/tracked" "$room/sdist")
 [ -z "$missing" ] || stop "sdist's sources" "missing: $missing"
 for file in setup.py pyproject.toml README.md LICENSE; do grep -qx "$file" "$room/sdist" || stop "sdist's sources" "missing: $file"; done

@@ -1,4 +1,4 @@
-"""What all tests share: property tests have no time limit of their own (pytest's timeout bounds them), since time is a benchmark."""
+"""What all tests share: property tests have no time limit of their own (pytest's timeout bounds them): time is a benchmark."""
 
 from hypothesis import settings
 

@@ -200,7 +200,7 @@ def _problems(options: DemoOptions, result: DemoResult) -> list[str]:
 
 
 def _as_json(options: DemoOptions, result: DemoResult, with_tokens: bool) -> dict[str, object]:
-    from ..toy.demo import latency_us
+    from ..toy.rounds import latency_us
 
     report: dict[str, object] = {
         "rounds": result.rounds,
@@ -229,7 +229,7 @@ def _as_json(options: DemoOptions, result: DemoResult, with_tokens: bool) -> dic
 
 
 def _report(options: DemoOptions, result: DemoResult, seconds: float) -> str:
-    from ..toy.demo import latency_us
+    from ..toy.rounds import latency_us
 
     what = "dense q" if options.support is None else f"sparse q, top {options.support}"
     latency = latency_us(result.latencies_ns)

@@ -29,6 +29,7 @@ LOOK_AT_MOST_NS: Final = 50_000_000
 SEND_AT_MOST_NS: Final = 2_000_000_000
 FULL_PAUSE_NS: Final = 200_000
 ATTACH_TIMEOUT_S: Final = 2.0
+FIRST_ATTACH_TIMEOUT_S: Final = 10.0  # nothing is lost by patience yet, and giving up ends the caller
 
 
 class AttachedSide(ABC):
@@ -49,9 +50,11 @@ class AttachedSide(ABC):
         self._random = random.Random(backoff_seed)
         self._backoff_ns = BACKOFF_FIRST_NS
         self._retry_ns = 0
+        self._asked_for = 0  # the last ping, and the last one that was answered
+        self._answered = 0
         self._closed = False
         self._attachment: Attachment | None = None
-        self._join()  # the first time a daemon that is not there is the caller's to hear of
+        self._join(FIRST_ATTACH_TIMEOUT_S)  # the first time a daemon that is not there is the caller's to hear of
 
     # ---- what a side adds ---------------------------------------------------------------------------------------
 
@@ -90,8 +93,8 @@ class AttachedSide(ABC):
         """Whether a daemon is there."""
         return self._attachment is not None
 
-    def _join(self) -> None:
-        attachment = attach(self.path, self.role, self.rank, ATTACH_TIMEOUT_S)
+    def _join(self, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
+        attachment = attach(self.path, self.role, self.rank, timeout_s)
         try:
             self._joined(attachment)
         except (ConfigError, PeerFault):
@@ -149,6 +152,8 @@ class AttachedSide(ABC):
                 fields, payload = m.unpack(kind, view, self.hears)
                 if kind == m.DRAINING:
                     self.draining = True
+                elif kind == m.PONG:
+                    self._answered = fields[0]
                 elif kind != m.BYE:
                     self._record(kind, fields, payload)
                 if self._attachment is None:
@@ -167,7 +172,7 @@ class AttachedSide(ABC):
             return
         if timeout_ns > 0:
             attachment.channel.wait(self.idle, min(timeout_ns, LOOK_AT_MOST_NS), attachment.sock.fileno())
-        if attachment.gone():
+        if self.poll() == 0 and self._attachment is attachment and attachment.gone():
             self.poll()  # what it said before it went
             self._lose(Reason.PEER_LOST)
 
@@ -197,6 +202,19 @@ class AttachedSide(ABC):
         """Wakes the daemon, if it sleeps, for what was sent."""
         if self._attachment is not None:
             self._attachment.channel.flush_bell()
+
+    def ping(self, timeout_s: float = 1.0) -> int:
+        """Asks the daemon for an empty answer: the time there and back, in ns. Raises `PeerFault(timeout)` when none comes."""
+        started_ns = monotonic_ns()
+        stop_ns = started_ns + int(timeout_s * 1e9)
+        self._asked_for += 1
+        self.send(m.PING, self._asked_for)
+        self.ring()
+        while self._answered != self._asked_for:
+            if monotonic_ns() >= stop_ns or self._attachment is None:
+                raise PeerFault(Reason.TIMEOUT, f"the daemon at {self.path} gives no answer within {timeout_s:g} s")
+            self.serve(stop_ns)
+        return monotonic_ns() - started_ns
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""

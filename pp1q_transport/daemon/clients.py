@@ -108,6 +108,8 @@ class ClientPort(ABC):
                 fields, payload = m.unpack(record[0], record[1], self.hears)
                 if record[0] == m.BYE:
                     self._said_bye = True
+                elif record[0] == m.PING:
+                    self.send(m.PONG, fields[0])
                 else:
                     self.take(record[0], fields, payload, now_ns)
         except PeerFault as fault:

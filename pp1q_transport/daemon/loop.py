@@ -81,6 +81,7 @@ class Loop:
         self._watched_state: list[object] = []
         self._rare_fds: set[int] = set()
         self._rare_ns = 0
+        self._records_wait = True
         self._asked: set[int] = set()
         self._drain_until_ns = 0
         self._stop = False
@@ -108,8 +109,8 @@ class Loop:
         """Until SIGTERM and the end of its drain. Returns whether the drain ended by itself (False: it was cut short)."""
         if self._notifier is not None:
             self._notifier.ready()
-        idle_turns = 0
         spin_turns = {"spin": -1, "spin-then-block": SPIN_TURNS}.get(self.idle, 0)
+        idle_turns = spin_turns  # a daemon that nothing happens to sleeps through: only what moved is worth spinning after
         while not self._stop:
             moved = self.turn()
             if spin_turns:
@@ -117,14 +118,15 @@ class Loop:
                 if spin_turns < 0 or idle_turns < spin_turns:
                     continue
             self._sleep()  # which ends at once when something came meanwhile: no idle turn to find that out
-            idle_turns = 0
         return not self.port.busy
 
     def turn(self) -> int:
         """One pass over everything without sleeping. Returns how much it moved: records and bytes."""
         now_ns = self.last_turn_ns = monotonic_ns()
         self.turns += 1
-        moved = self.port.poll(now_ns)
+        # A client that wrote while we slept has rung; one that writes now is seen before the next sleep.
+        moved = self.port.poll(now_ns) if self._records_wait else 0
+        self._records_wait = True
         for _engine, serve in self.engines:
             moved += serve()
         self.port.tell(now_ns)
@@ -166,14 +168,18 @@ class Loop:
         attached = self.port.attached
         channel = attached.channel if attached is not None else None
         ready: set[int] = set()
+        slept = False
         if (channel is None or channel.prepare_sleep()) and self._watch(attached):
+            slept = True
             try:
                 ready.update(descriptor for descriptor, _events in self._poller.poll(SLEEP_AT_MOST_MS))
             except InterruptedError:  # a signal whose handler raised nothing: the turn looks at what it asked for
                 self._rare_ns = 0
             self.sleeps += 1
         if channel is not None:
-            channel.after_sleep(channel.fileno() in ready)
+            rung = channel.fileno() in ready
+            channel.after_sleep(rung)
+            self._records_wait = rung or not slept
         for engine, _serve in self.engines:
             engine.woke(ready)
         if not self._rare_fds.isdisjoint(ready):
@@ -182,7 +188,7 @@ class Loop:
     def _watch(self, attached: Attached | None) -> bool:
         """Brings the list of what can wake us up to date; most often nothing changed. False: an engine has something to do.
         (poll, not epoll: a descriptor that was closed and came back as another would be missing from a kernel's list.)"""
-        state: list[object] = [attached]
+        state: list[object] = [attached.serial if attached is not None else 0]
         busy = False
         for engine, _serve in self.engines:  # each must be asked, since each is told that the sleep is over
             how = engine.rest()

@@ -146,6 +146,8 @@ class ProvingPort(Generic[J]):
 class ProvingDialer(Generic[J]):
     """Connects `sock` to a data port, proves itself, waits for the peer's proof: `poll` until that, or a fault."""
 
+    hint = ""  # what else an operator should know when it can't connect
+
     def __init__(self, agreement: Agreement, now_ns: int, sock: socket.socket) -> None:
         self._agreement = agreement
         self._deadline_ns = now_ns + LINK_PROOF_TIMEOUT_NS
@@ -160,7 +162,7 @@ class ProvingDialer(Generic[J]):
         except (OSError, TypeError, UnicodeError) as error:  # no such name, or none that could be one
             self._fail(Reason.LINK_ERROR, f"can't connect to {self._agreement.data}: {error}")
         if code not in (0, errno.EINPROGRESS):
-            self._fail(Reason.LINK_ERROR, f"can't connect to {self._agreement.data}: {os.strerror(code)}")
+            self._fail(Reason.LINK_ERROR, f"can't connect to {self._agreement.data}: {os.strerror(code)}{self.hint}")
 
     def _receive(self, most: int) -> bytes:
         """Up to `most` bytes of the peer's proof, with whatever travels beside them. Raises `OSError`."""

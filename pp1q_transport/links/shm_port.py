@@ -81,6 +81,8 @@ class ShmPort(ProvingPort[ShmEnds]):
 class ShmDialer(ProvingDialer[ShmEnds]):
     """Connects to a data port of this host, proves itself, takes the memory that comes with the peer's proof and judges it."""
 
+    hint = " (an shm link needs both processes on one host and in one network namespace)"
+
     def __init__(self, agreement: Agreement, now_ns: int, users: frozenset[int] | None = None) -> None:
         name = shm_name(agreement.data)
         self._fds: list[int] = []

@@ -51,6 +51,8 @@ STEP_FOR_DRAFT: Final = 38
 PUT: Final = 48
 FAIL: Final = 49
 # everyone
+PING: Final = 61
+PONG: Final = 62
 BYE: Final = 63
 
 EPOCH_ENDED: Final = 1
@@ -139,6 +141,8 @@ TABLE: Final[dict[int, Message]] = {
         "PUT", DRAFT, "u32 target u32 slot u32 slot_generation u32 position i32 token u32 entries u32 length u32 zero"
     ),
     FAIL: _message("FAIL", DRAFT, "u32 target u32 slot u32 slot_generation u32 reason"),
+    PING: _message("PING", TARGET | DRAFT, "u64 token"),
+    PONG: _message("PONG", DAEMON_TO_TARGET | DAEMON_TO_DRAFT, "u64 token"),
     BYE: _message("BYE", _BOTH, "u32 reason u32 zero"),
 }
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..client import attach_leader, attach_receiver
 from .collective import FileCollective, GroupLoop
-from .demo import draft_rows, latency_us
 from .journaled import Journal, JournaledLoop
 from .models import ToyDraft
-from .rounds import DemoResult
+from .rounds import DemoResult, draft_rows, latency_us
 
 if TYPE_CHECKING:
     from pathlib import Path

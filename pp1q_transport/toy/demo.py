@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ..client import EngineConfig, Leader, Receiver, Role, make_hello, new_boot_nonce, open_leader, open_receiver
 from ..errors import PeerFault, Reason
 from ..links.faulty import FaultInjector, FaultKind, FaultRates
 from ..verify import verify_chain
 from .models import ToyDraft
-from .rounds import RECONNECT_S, DemoResult, TargetLoop, re_form
+from .rounds import RECONNECT_S, DemoResult, TargetLoop, draft_rows, re_form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from ..client import Step
     from ..session.outbox import Outbox
     from ..verify import Verdict
 
@@ -103,16 +100,6 @@ def run_draft(options: DemoOptions, connect: str) -> None:
                 reported = True
 
 
-def draft_rows(step: Step, draft: ToyDraft) -> None:
-    """Puts every row of a step, each conditioned on the tokens drawn before it, until it is dead."""
-    chain = step.tail(2).tolist()
-    for position in step.positions:
-        token = step.put(position, weights=draft.weights(chain, step.temperature))
-        if token is None:
-            return
-        chain.append(token)
-
-
 def _report_faults(leader: Leader, injector: FaultInjector | None) -> None:
     done = injector.injected if injector is not None else []
     body = {
@@ -186,15 +173,3 @@ def open_target(options: DemoOptions, listen: str = "tcp://127.0.0.1:0") -> Rece
     """The receiver of a demo, listening."""
     hello = make_hello(Role.RECEIVER, new_boot_nonce(), **options.hello_options())
     return open_receiver(EngineConfig(hello=hello, listen=listen, wait_for_peer=options.survives_links))
-
-
-def latency_us(samples_ns: Sequence[int]) -> Mapping[str, float]:
-    """Nearest-rank p50, p99 and p99.9 in microseconds; zeros when there is no sample."""
-    if not samples_ns:
-        return {"p50": 0.0, "p99": 0.0, "p999": 0.0}
-    ordered = np.sort(np.asarray(samples_ns, np.int64)) / 1000
-    count = len(ordered)
-    return {
-        name: float(ordered[min(count - 1, max(0, -(-share * count // 1000) - 1))])
-        for name, share in (("p50", 500), ("p99", 990), ("p999", 999))
-    }

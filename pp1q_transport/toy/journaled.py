@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from .._native.kernels import monotonic_ns
 from ..client.attached_ticket import RecordTicket
 from ..rng import Domain, draw64
-from .rounds import PROMPT, TargetLoop
+from .rounds import PROMPT, Outcome, TargetLoop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,17 +36,20 @@ class Journal:
         self.rounds: dict[int, int] = {}
         self.done = 0
         self.lives = 0
-        if path.exists():
-            self._read(path)
+        cut = path.exists() and not self._read(path)
         self._file = path.open("a", encoding="utf-8")
+        if cut:
+            self._file.write("\n")
         self._write({"life": self.lives})
 
-    def _read(self, path: Path) -> None:
-        for line in path.read_text(encoding="utf-8").splitlines():
+    def _read(self, path: Path) -> bool:
+        """Whether the last line is whole: a kill may have cut it short."""
+        text = path.read_text(encoding="utf-8")
+        for line in text.splitlines():
             try:
                 entry = json.loads(line)
             except ValueError:
-                continue  # the line that a kill cut short
+                continue  # one that a kill cut short
             if "life" in entry:
                 self.lives = entry["life"] + 1
                 continue
@@ -55,12 +58,11 @@ class Journal:
             self.generations[request] = entry["generation"]
             self.rounds[request] = entry["round"]
             self.done += entry["rounds"]
+        return not text or text.endswith("\n")
 
-    def add(
-        self, request: Request, before: int, rounds: int, number: int = 0, drafted: int | None = None, issued_ns: int = 0
-    ) -> None:
-        """Notes what `request` gained (or, agreed by the group, lost) since it had `before` tokens, in round `number`, whose
-        proposal was of generation `drafted`, or None when it went on alone. Times are monotonic, of the whole machine."""
+    def add(self, request: Request, before: int, outcome: Outcome, issued_ns: int) -> None:
+        """Notes what `request` gained in one round, since it had `before` tokens: "drafted" is the generation of the proposal,
+        "alone" that of the target's own noise. Times are monotonic, of the whole machine."""
         self._write(
             {
                 "request": request.request,
@@ -68,9 +70,10 @@ class Journal:
                 "tokens": request.tokens[before:].tolist(),
                 "generation": request.generation,
                 "round": request.round,
-                "rounds": rounds,
-                "number": number,
-                "drafted": drafted,
+                "rounds": 1,
+                "number": outcome.number,
+                "drafted": outcome.generation if outcome.ready else None,
+                "alone": None if outcome.ready else outcome.generation,
                 "issued_ns": issued_ns,
                 "done_ns": monotonic_ns(),
             }
@@ -117,19 +120,27 @@ class JournaledLoop(TargetLoop):
         tokens = journal.tokens.get(number, list(PROMPT))
         generation = 0
         if journal.lives:
-            generation = journal.generations.get(number, 0) + LIFE_GENERATIONS
+            # Beyond the lives that were too short to note a round, too.
+            generation = max(journal.generations.get(number, 0) + LIFE_GENERATIONS, journal.lives * LIFE_GENERATIONS)
         seed = draw64(self.options.seed, Domain.PROPOSAL, 0, 0, index)
         self.result.tokens[number] = tokens[len(PROMPT) :]
         return self.receiver.open_request(number, tokens, seed=seed, generation=generation)
 
-    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
+    def after_round(self, request: Request, before: int, outcome: Outcome) -> None:
         """See `TargetLoop.after_round`."""
-        self.journal.add(request, before, 1, round_number, drafted, self._issued_ns[request.request])
+        self.journal.add(request, before, outcome, self._issued_ns[request.request])
 
-    def _verify(self, request: Request, proposal: Proposal) -> None:
+    def _think(self) -> None:
         if self._think_s:
             time.sleep(self._think_s)
+
+    def _verify(self, request: Request, proposal: Proposal) -> None:
+        self._think()
         super()._verify(request, proposal)
+
+    def _target_only(self, request: Request, round_number: int) -> None:
+        self._think()
+        super()._target_only(request, round_number)
 
     def _issue(self, request: Request) -> tuple[Request, int, Ticket | None]:
         issued = super()._issue(request)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
 
 from ..errors import PeerFault, ProposalDiscarded, Reason
 from ..rng import Domain, draw64
 from ..verify import QRow, target_only, verify_chain
-from .models import ToyTarget
+from .models import ToyDraft, ToyTarget
 from .pit import MIN_TOKENS, PitTest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ..client import Proposal, TargetSide, Ticket
+    from ..client import Proposal, Step, TargetSide, Ticket
     from ..session.requests import Request
     from ..verify import Verdict
 
@@ -98,6 +100,28 @@ class DemoResult:
         return sum(counts.get("ready", 0) + counts.get("unaccounted", 0) for counts in self.fault_outcomes.values())
 
 
+def latency_us(samples_ns: Sequence[int]) -> Mapping[str, float]:
+    """Nearest-rank p50, p99 and p99.9 in microseconds; zeros when there is no sample."""
+    if not samples_ns:
+        return {"p50": 0.0, "p99": 0.0, "p999": 0.0}
+    ordered = np.sort(np.asarray(samples_ns, np.int64)) / 1000
+    count = len(ordered)
+    return {
+        name: float(ordered[min(count - 1, max(0, -(-share * count // 1000) - 1))])
+        for name, share in (("p50", 500), ("p99", 990), ("p999", 999))
+    }
+
+
+def draft_rows(step: Step, draft: ToyDraft) -> None:
+    """Puts every row of a step, each conditioned on the tokens drawn before it, until it is dead."""
+    chain = step.tail(2).tolist()
+    for position in step.positions:
+        token = step.put(position, weights=draft.weights(chain, step.temperature))
+        if token is None:
+            return
+        chain.append(token)
+
+
 class Waits(Protocol):
     """The part of a side that waits for its peer."""
 
@@ -113,6 +137,14 @@ def re_form(endpoint: Waits, timeout_s: float = RECONNECT_S) -> None:
         if fault.reason is not Reason.TIMEOUT:
             raise
         raise PeerFault(Reason.PEER_LOST, f"no new session within {timeout_s:g} s") from fault
+
+
+class Outcome(NamedTuple):
+    """What came of a round: its number, and the generation of the noise, the proposal's if it was ready."""
+
+    number: int
+    generation: int
+    ready: bool
 
 
 class TargetLoop:
@@ -147,18 +179,17 @@ class TargetLoop:
         while tickets:
             request, round_number, ticket = tickets.popleft()
             before = len(request.tokens)
-            generation = self._finish(request, round_number, ticket)
+            outcome = self._finish(request, round_number, ticket)
             result.rounds += 1
-            self.after_round(request, before, round_number, generation)
+            self.after_round(request, before, outcome)
             self._progress(result)
             if issued < self.options.rounds:
                 tickets.append(self._issue(request))
                 issued += 1
         return requests
 
-    def after_round(self, request: Request, before: int, round_number: int, drafted: int | None) -> None:
-        """A round of `request` is over, which had `before` tokens then; `drafted` is the generation of its proposal, None after
-        a discard. For who keeps a journal."""
+    def after_round(self, request: Request, before: int, outcome: Outcome) -> None:
+        """A round of `request` is over, which had `before` tokens then. For who keeps a journal."""
 
     def verdict(self) -> None:
         """Judges the committed tokens, as far as there are enough."""
@@ -187,8 +218,7 @@ class TargetLoop:
             return request, round_number, None
         return request, round_number, ticket
 
-    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> int | None:
-        """Returns the generation that the proposal was drawn with, None when it was discarded."""
+    def _finish(self, request: Request, round_number: int, ticket: Ticket | None) -> Outcome:
         result = self.result
         try:
             if ticket is None:
@@ -199,31 +229,40 @@ class TargetLoop:
             if ticket is not None:
                 result.outcomes[ticket.key] = discarded.reason.value
             self._target_only(request, round_number)
-            return None
+            return Outcome(round_number, request.generation, ready=False)
         result.outcomes[proposal.key] = "ready"
         with proposal:
             self._verify(request, proposal)
-        return proposal.generation
+        return Outcome(proposal.round, proposal.generation, ready=True)
 
     def _verify(self, request: Request, proposal: Proposal) -> None:
         result = self.result
+        known = request.tokens[-2:].tolist()
+        accepted, tokens = self._chain(request, proposal)
+        result.ready += 1
+        result.latencies_ns.append(proposal.latency_ns)
+        result.accepted += accepted
+        proposal.commit(accepted, tokens)
+        self._note(request, known, tokens)
+
+    def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
+        """How many drafts are accepted, and all tokens to commit."""
+        rows = [proposal.q(index) for index in range(proposal.depth)]
+        return self._verified(request, proposal, [QRow(row.values, row.ids) for row in rows])
+
+    def _verified(self, request: Request, proposal: Proposal, rows: list[QRow]) -> tuple[int, list[int]]:
         drafted = proposal.tokens.tolist()
         known = request.tokens[-2:].tolist()
-        rows = [proposal.q(index) for index in range(proposal.depth)]
         verdict = self._verifier(
             drafted,
-            [QRow(row.values, row.ids) for row in rows],
+            rows,
             lambda index: self._target.weights(known + drafted[:index]),
             request.seed,
             proposal.generation,
             proposal.round,
             proposal.first_position,
         )
-        result.ready += 1
-        result.latencies_ns.append(proposal.latency_ns)
-        result.accepted += verdict.accepted_drafts
-        proposal.commit(verdict.accepted_drafts, verdict.committed_tokens)
-        self._note(request, known, verdict.committed_tokens)
+        return verdict.accepted_drafts, list(verdict.committed_tokens)
 
     def _target_only(self, request: Request, round_number: int) -> None:
         """The round goes on from the committed prefix, with noise of the new generation."""

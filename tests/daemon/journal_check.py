@@ -47,16 +47,25 @@ def rounds_of(path: Path) -> list[Entry]:
 def histories(entries: Sequence[Entry]) -> dict[int, list[int]]:
     """All tokens of each request; asserts that every round goes on from exactly where the one before ended."""
     known: dict[int, list[int]] = {}
-    keys: set[tuple[int, int, int]] = set()
+    keys: dict[tuple[int, int, int], Entry] = {}
     for entry in entries:
         tokens = known.setdefault(entry["request"], list(PROMPT))
         assert entry["at"] == len(tokens), f"a round began at {entry['at']}, {len(tokens)} tokens were committed"
         tokens.extend(entry["tokens"])
-        if entry["drafted"] is not None:
+        if entry.get("drafted") is not None:
             key = (entry["request"], entry["drafted"], entry["number"])
-            assert key not in keys, f"noise of {key} was drawn twice"
-            keys.add(key)
+            assert key not in keys, f"noise of {key} was drawn twice: {keys[key]} and {entry}"
+            keys[key] = entry
     return known
+
+
+def rounds_of_all(journals: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """Each round once, in order, whichever ranks noted it: a rank that died has some only by agreement with the others."""
+    rounds: dict[tuple[int, int], Entry] = {}
+    for entry in (entry for journal in journals for entry in journal if not entry.get("adopted")):
+        first = rounds.setdefault((entry["request"], entry["at"]), entry)
+        assert first["tokens"] == entry["tokens"], f"ranks committed differently: {first} and {entry}"
+    return [rounds[key] for key in sorted(rounds)]
 
 
 def check_tokens(shape: Shape, entries: Sequence[Entry]) -> int:
@@ -66,12 +75,13 @@ def check_tokens(shape: Shape, entries: Sequence[Entry]) -> int:
     known: dict[int, list[int]] = {}
     checked = 0
     for entry in entries:
-        number, generation = entry["number"], entry["generation"]
+        number = entry["number"]
         tokens = known.setdefault(entry["request"], list(PROMPT))
+        assert entry["at"] == len(tokens), f"request {entry['request']}: nobody noted what stands at {len(tokens)}"
         seed = draw64(shape.seed, Domain.PROPOSAL, 0, 0, entry["request"] - 1)
         if entry["drafted"] is None:
             weights, _ = models.target.weights(tokens[-2:])
-            fresh = [target_only(weights, seed, generation, number, len(tokens))]
+            fresh = [target_only(weights, seed, entry["alone"], number, len(tokens))]
         else:
             fresh = _verified(models, mode, shape, tokens, seed, entry["drafted"], number)
         assert fresh == entry["tokens"], f"request {entry['request']} round {number}: {entry['tokens']} are not {fresh}"

@@ -16,12 +16,13 @@ import random
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from journal_check import Entry, agree, check_tokens, histories, read_journal, rounds_of
+from journal_check import Entry, agree, check_tokens, histories, read_journal, rounds_of, rounds_of_all
 
 from pp1q_transport.daemon.status import Status
 from pp1q_transport.errors import PeerFault
@@ -32,6 +33,7 @@ SETTLE_S = 15.0
 LOOK_S = 0.002
 RESTART_MOST_S = 0.05
 POINT_MOST_ROUNDS = 2.0
+STALL_S = 0.5  # a sleep of 2 ms that took so long: the whole machine stood still, and that is not counted as recovery
 THINK_US = 3000  # some kills find the target with a proposal in its hands, and no request outgrows its context
 EXPECTED = {"peer_lost", "link_error", "cancelled", "timeout", "generation_stale"}  # the last: rows for a target that is gone
 KEPT = (".toml", ".log", ".sock", ".journal", ".json")
@@ -39,13 +41,15 @@ KEPT = (".toml", ".log", ".sock", ".journal", ".json")
 
 @dataclass
 class Kill:
-    """One kill: when it came, and the times (s) from it until the victim was started, and until the last rank was served."""
+    """One kill: when it came, the times (s) from it until the victim was started and until the last rank was served, and how long
+    the machine itself stood still meanwhile."""
 
     victim: str
     after_lines: int
     delay_s: float
     restarted_s: float
     recovered_s: float
+    stalled_s: float
     reasons: dict[str, int]
 
 
@@ -67,6 +71,7 @@ class KillWorld:
         self.deployment = Deployment(self.shape)
         self.home = self.deployment.home
         self.kills: list[Kill] = []
+        self.stalled_s = 0.0
         self._lately: list[Entry] = []
         self._at = dict.fromkeys(range(ranks), 0)
         self._descriptors: dict[str, tuple[int, int]] = {}  # by process: (pid, descriptors) when it was settled first
@@ -99,14 +104,18 @@ class KillWorld:
             if time.monotonic() >= stop:
                 words = "\n".join(f"{name}: {self.deployment.tail(name, 6)}" for name in self.deployment.parts)
                 raise AssertionError(f"{what}: nothing within {within_s:g} s\n{words}")
+            before = time.monotonic()
             time.sleep(LOOK_S)
+            late_s = time.monotonic() - before
+            if late_s > STALL_S:
+                self.stalled_s += late_s
 
     def fresh(self, rank: int) -> list[Entry]:
         """What the journal of a rank gained since the last look."""
         entries, self._at[rank] = read_journal(self.journal(rank), self._at[rank])
         rounds = [entry for entry in entries if "request" in entry]
         if rank == 0:
-            self._lately = (self._lately + rounds)[-20:]
+            self._lately = (self._lately + [entry for entry in rounds if "done_ns" in entry])[-20:]
         return rounds
 
     def journal(self, rank: int) -> Path:
@@ -120,7 +129,7 @@ class KillWorld:
         def look() -> bool:
             for rank in self._at:
                 for entry in self.fresh(rank):
-                    if rank not in done and entry["drafted"] is not None and entry["issued_ns"] >= since_ns:
+                    if rank not in done and entry.get("drafted") is not None and entry["issued_ns"] >= since_ns:
                         done[rank] = entry["done_ns"]
             return len(done) == len(self._at)
 
@@ -143,7 +152,10 @@ class KillWorld:
                 self._descriptors[name] = (pid, descriptors(pid))
                 continue
             most = known[1]
-            self.until(lambda pid=pid, most=most: descriptors(pid) <= most, f"{name} ({pid}) holds more than {most}", SETTLE_S)
+            try:
+                self.until(lambda pid=pid, most=most: descriptors(pid) <= most, f"{name} holds more than {most}", SETTLE_S)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{kinds(pid)}") from error
 
     # ---- the knife ---------------------------------------------------------------------------------------------
 
@@ -163,6 +175,7 @@ class KillWorld:
         sleep_exactly(delay_s)
         self.deployment.kill(victim)
         killed_ns = time.monotonic_ns()
+        stalled_s = self.stalled_s
         time.sleep(self.random.uniform(0.0, RESTART_MOST_S))
         restarted_ns = time.monotonic_ns()
         self.deployment.start(victim)
@@ -172,7 +185,9 @@ class KillWorld:
         reasons = self._account(victim, before)
         self.descriptors_settled(self.victims)
         self._nothing_left_behind()
-        done = Kill(victim, lines, delay_s, (restarted_ns - killed_ns) / 1e9, (ready_ns - killed_ns) / 1e9, reasons)
+        stalled_s = self.stalled_s - stalled_s
+        recovered_s = max(0.0, (ready_ns - killed_ns) / 1e9 - stalled_s)
+        done = Kill(victim, lines, delay_s, (restarted_ns - killed_ns) / 1e9, recovered_s, stalled_s, reasons)
         self.kills.append(done)
         return done
 
@@ -224,7 +239,7 @@ class KillWorld:
         assert not sockets, f"left behind: {sockets}"
         journals = [rounds_of(self.journal(rank)) for rank in ranks]
         agree([histories(journal) for journal in journals])
-        return check_tokens(self.shape, journals[0])
+        return check_tokens(self.shape, rounds_of_all(journals))
 
     def table(self) -> dict[str, dict[str, float]]:
         """Per victim: kills, and the median and largest times in s from the kill to the last rank's ready proposal."""
@@ -249,6 +264,15 @@ def noticed(victim: str, daemon: str) -> list[str]:
 def descriptors(pid: int) -> int:
     """How many a process holds."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def kinds(pid: int) -> dict[str, int]:
+    """What a process's descriptors are, counted."""
+    named: Counter[str] = Counter()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            named[os.readlink(f"/proc/{pid}/fd/{number}")] += 1
+    return dict(sorted(named.items()))
 
 
 def all_free(status: Status) -> bool:

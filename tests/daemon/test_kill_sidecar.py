@@ -12,7 +12,7 @@ KILLS = 3  # of every process
 
 
 @pytest.mark.parametrize("support", (None, 16), ids=("dense", "sparse"))
-@pytest.mark.parametrize("ranks", (1,))
+@pytest.mark.parametrize("ranks", (1, 2))
 def test_a_deployment_survives_every_death(ranks: int, support: int | None, capsys: pytest.CaptureFixture[str]) -> None:
     with KillWorld(ranks, seed=21, support=support) as world:
         world.start()

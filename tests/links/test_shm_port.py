@@ -382,3 +382,4 @@ def test_a_name_that_nobody_holds_is_a_link_error() -> None:
         ShmDialer(theirs, monotonic_ns())
     assert caught.value.reason is Reason.LINK_ERROR
     assert NAME in caught.value.detail
+    assert "one network namespace" in caught.value.detail

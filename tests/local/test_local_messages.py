@@ -40,7 +40,7 @@ GOLDEN: dict[int, tuple[str, int, int, str]] = {
     21: ("REFUSED", 4, 24,
          "101112131415161718191a1b1c1d1e1f2021222302000000"),
     22: ("EPOCH", 4, 16,
-         "101112131415161718191a1b00000000"),
+         "101112131415161718191a1b1c1d1e1f"),
     23: ("DRAINING", 12, 8,
          "1011121300000000"),
     32: ("TARGET_UP", 8, 16,
@@ -62,6 +62,10 @@ GOLDEN: dict[int, tuple[str, int, int, str]] = {
          "101112131415161718191a1b1c1d1e1ffeffffff202122232425262700000000"),
     49: ("FAIL", 2, 16,
          "101112131415161718191a1b1c1d1e1f"),
+    61: ("PING", 3, 8,
+         "1011121314151617"),
+    62: ("PONG", 12, 8,
+         "1011121314151617"),
     63: ("BYE", 15, 8,
          "1011121300000000"),
 }
@@ -155,7 +159,7 @@ def test_only_its_sender_may_send_it(kind: int) -> None:
             assert raised.value.reason is Reason.UNEXPECTED_KIND
 
 
-@pytest.mark.parametrize("kind", (0, 7, 15, 24, 39, 50, 62, 64, 0xFFFF))
+@pytest.mark.parametrize("kind", (0, 7, 15, 24, 39, 50, 60, 64, 0xFFFF))
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(PeerFault) as raised:
         unpack(kind, bytes(64))
