@@ -35,6 +35,12 @@ FREE_S: Final = 5.0
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise.")
 @click.option("--idle", type=click.Choice(["block", "spin", "spin-then-block"]), default="block", help="How everybody waits.")
 @click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="Between the daemons.")
+@click.option(
+    "--mode",
+    type=click.Choice(["replicate", "vocabulary", "request-owner"]),
+    default="replicate",
+    help="How ranks share the rows: all whole, each its range of the vocabulary, or whole to the rank that samples.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
 @command_errors
@@ -48,6 +54,7 @@ def demo_sidecar(
     seed: int,
     idle: str,
     link: str,
+    mode: str,
     as_json: bool,
     verbose: int,
 ) -> None:
@@ -61,7 +68,7 @@ def demo_sidecar(
     from ..toy.sidecar import Deployment, Shape
 
     setup_logging(verbose - 1)
-    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link)
+    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link, mode=mode)
     started = time.monotonic()
     embedded = _embedded(shape)
     with Deployment(shape) as deployment:

@@ -124,8 +124,8 @@ class TargetSide(Mapped, ABC):
         """Opens a request with its committed tokens (prompt included). `seed`: u64, from the OS when None.
 
         `generation` continues a request of an earlier life of this process: more than any it had, so that no proposal
-        noise can be drawn twice (SPEC sections 2 and 5). `owner`: in a rank group of mode "request-owner" the rank that samples the
-        request and so has its rows, the same on every rank; by default its ID modulo the group's size.
+        noise can be drawn twice (SPEC sections 2 and 5). `owner`: in a rank group of mode "request-owner" the rank that samples
+        the request and so has its rows, the same on every rank; by default its ID modulo the group's size.
         """
         if seed is None:
             seed = int.from_bytes(os.urandom(8), "little")

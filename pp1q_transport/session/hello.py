@@ -76,9 +76,9 @@ def identity_map_hash(vocab: int) -> str:
 def slot_parts(
     vocab: int, depth: int, support: int, representations: tuple[str, ...] = REPRESENTATIONS
 ) -> dict[str, int]:
-    """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token (of the shard, where the vocabulary is split),
-    padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens of a
-    proposal."""
+    """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token (of the shard, where the vocabulary is
+    split), padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens
+    of a proposal."""
     parts = {"tokens": 4 * depth}
     if "dense" in representations:
         row = -(-4 * vocab // ROW_ALIGN_BYTES) * ROW_ALIGN_BYTES
@@ -128,7 +128,7 @@ class Rule(Enum):
     DIFFER = "differ"
     OVERLAP = "overlap"  # at least one common element
     PARTNER = "partner"  # leader and receiver, or coordinator and member
-    RANK = "rank"  # the coordinator is rank 0, a receiver below its group's size, a member too and not 0; a leader see `_ranks_fit`
+    RANK = "rank"  # the coordinator is 0, a receiver below its group's size, a member too and not 0; leader: `_ranks_fit`
 
 
 # In the order they are judged; the first difference is the one named. Every field of `Hello` has its row.
@@ -310,8 +310,8 @@ def make_hello(role: Role, boot_nonce: int, **options: object) -> Hello:
 
 
 def held_range(hello: Hello) -> tuple[int, int]:
-    """[first, end) of the vocabulary whose rows travel on the link of this HELLO: a rank's range in mode "vocabulary" on the links
-    of the leader, else all of it. Raises `LocalMisuse` when it can't be split so."""
+    """[first, end) of the vocabulary whose rows travel on the link of this HELLO: a rank's range in mode "vocabulary" on the
+    links of the leader, else all of it. Raises `LocalMisuse` when it can't be split so."""
     if hello.role in (Role.LEADER, Role.RECEIVER) and hello.group_mode == VOCABULARY and hello.rank < hello.group_size:
         return range_of(hello.group_mode, hello.vocab_size, hello.group_size, hello.rank)
     return 0, hello.vocab_size

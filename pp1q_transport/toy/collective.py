@@ -206,8 +206,8 @@ class GroupLoop(JournaledLoop):
         return Outcome(proposal.round, proposal.generation, ready=True)
 
     def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
-        """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary" the
-        ranges of every row (a real engine would reduce partial sums instead), in "request-owner" what the owner sampled."""
+        """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary"
+        the ranges of every row (a real engine would reduce partial sums instead), in "request-owner" what the owner sampled."""
         mode = self.receiver.group_mode
         if mode == REPLICATE:
             return super()._chain(request, proposal)

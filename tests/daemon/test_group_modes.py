@@ -149,7 +149,7 @@ def test_only_the_owner_can_read_q() -> None:
                         with pytest.raises(LocalMisuse, match=f"at rank {owner}"):
                             proposal.q(0)
                     drafted = proposal.tokens.tolist()
-                    proposal.commit(1, drafted[:1] + [3])
+                    proposal.commit(1, [*drafted[:1], 3])
 
     with Bed(dataclasses.replace(TWO, mode="request-owner")) as bed:
         bed.up()
