@@ -209,8 +209,8 @@ def test_a_rank_with_a_link_of_its_own_has_a_peer() -> None:
     config = parse(text + '[[peer]]\nname = "leader"\nconnect = "tcp://127.0.0.1:7801"\n', "x.toml")
     hello = config.hello(config.peers[0], 1)
     assert (hello.rank, hello.group_mode, hello.role.value) == (1, "vocabulary", "receiver")
+    group = '[group]\nsize = 8\nmode = "vocabulary"\nlisten = "tcp://127.0.0.1:1"\n'
     with pytest.raises(ConfigError, match="a vocabulary of 40 has no 8 ranges"):
-        group = '[group]\nsize = 8\nmode = "vocabulary"\nlisten = "tcp://127.0.0.1:1"\n'
         parse(RECEIVER + "[session]\nvocab_size = 40\nsupport = 4\n" + group, "x.toml")
 
 
