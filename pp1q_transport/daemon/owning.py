@@ -1,8 +1,8 @@
 """The daemon of a rank above 0 that has a link of its own to the leader (group modes "vocabulary" and "request-owner").
 
 Between the channel of an attached target, which is not trusted, the group link to rank 0, which grants and decides, and the
-leader's link, over which the rows come. A grant meets the STEP of this rank's own process, and then goes to the leader. Requests
-and their tokens are those that the process states; generations and rounds are rank 0's. SPEC sections 4 and 9.
+leader's link, over which the rows come. A grant meets the STEP of this rank's own process, and then goes to the leader.
+Requests and their tokens are those that the process states; generations and rounds are rank 0's. SPEC sections 4 and 9.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def slot_parts(
     vocab: int, depth: int, support: int, representations: tuple[str, ...] = REPRESENTATIONS
 ) -> dict[str, int]:
     """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token (of the shard, where the vocabulary is
-    split), padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens of
-    a proposal."""
+    split), padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens
+    of a proposal."""
     parts = {"tokens": 4 * depth}
     if "dense" in representations:
         row = -(-4 * vocab // ROW_ALIGN_BYTES) * ROW_ALIGN_BYTES
@@ -128,7 +128,7 @@ class Rule(Enum):
     DIFFER = "differ"
     OVERLAP = "overlap"  # at least one common element
     PARTNER = "partner"  # leader and receiver, or coordinator and member
-    RANK = "rank"  # the coordinator is rank 0, a receiver below its group's size, a member too, not 0; a leader: `_ranks_fit`
+    RANK = "rank"  # the coordinator is 0, a receiver below its group's size, a member too and not 0; leader: `_ranks_fit`
 
 
 # In the order they are judged; the first difference is the one named. Every field of `Hello` has its row.

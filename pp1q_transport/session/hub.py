@@ -454,6 +454,8 @@ class HubSession(SessionMachine):
             return -Reason.UNEXPECTED_KIND.code
         if header.kind in _ABOUT_SLOTS and header.slot >= self.terms.max_slots:
             return -Reason.SLOT_BOUNDS.code
+        if header.payload_digest and not header.payload_length:
+            return -Reason.RESERVED_BITS.code
         status = 0 if header.kind == wire.AGREE else header.status
         unfit = status if header.kind in _WITHOUT_REASON else not status if header.kind in _WITH_REASON else False
         if status > len(Reason) or unfit:
