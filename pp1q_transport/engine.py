@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ._native.kernels import monotonic_ns
 from ._native.net import POLLIN
 from .counters import Counters
-from .errors import ConfigError, PeerFault, Reason
+from .errors import ConfigError, LocalMisuse, PeerFault, Reason
 from .forming import Formed, Forming, Forms, Said
 from .links.kinds import KINDS
 from .logs import logger
@@ -23,6 +23,7 @@ from .session import hello as hello_fields
 from .session.group import MAX_RANKS
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
+from .session.shards import GROUP_MODES, REPLICATE
 from .session.terms import SessionTerms
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ IMPLEMENTED: Final[dict[str, object]] = {
     "rng_abi": hello_fields.RNG_ABI,
     "precision": "fp32-le",
     "digest": "xxh3-64",
-    "group_mode": "replicate",
 }
 
 
@@ -108,8 +108,15 @@ def _judge_group(hello: Hello) -> None:
         raise ConfigError(f"a {hello.role} needs a group_size of 2..{MAX_RANKS}: a group of one has no group link")
     if hello.role is Role.MEMBER and not 1 <= hello.rank < hello.group_size:
         raise ConfigError(f"rank {hello.rank} of a member is outside 1..{hello.group_size - 1}")
-    if hello.role is not Role.MEMBER and hello.rank:
+    if hello.group_mode not in GROUP_MODES:
+        raise ConfigError(f"group_mode {hello.group_mode!r} is not part of this build, which has {', '.join(GROUP_MODES)}")
+    own_links = hello.group_mode != REPLICATE and hello.role is not Role.COORDINATOR
+    if hello.role is not Role.MEMBER and hello.rank and not (own_links and hello.rank < hello.group_size):
         raise ConfigError(f"a {hello.role} is rank 0, not {hello.rank}: the other ranks are members")
+    try:
+        hello_fields.held_range(hello)
+    except LocalMisuse as error:
+        raise ConfigError(str(error)) from None
 
 
 class OutboxFilter(Protocol):
@@ -455,6 +462,7 @@ def terms_ahead(hello: Hello) -> SessionTerms:
 
 
 def _terms(hello: Hello, session: int, leader_nonce: int, receiver_nonce: int) -> SessionTerms:
+    first_id, end_id = hello_fields.held_range(hello)
     return SessionTerms(
         session=session,
         leader_nonce=leader_nonce,
@@ -467,6 +475,9 @@ def _terms(hello: Hello, session: int, leader_nonce: int, receiver_nonce: int) -
         sparse="sparse" in hello.representations,
         draw_proof=hello.draw_proof,
         max_context_tokens=hello.max_context_tokens,
+        shard=hello.rank if end_id - first_id < hello.vocab_size else 0,
+        first_id=first_id,
+        end_id=end_id,
     )
 
 

@@ -125,9 +125,13 @@ def available_bytes() -> int:
 class SlotViews:
     """numpy views of a slot region by (slot, row), without a copy. `writable` is for the staging side only."""
 
-    def __init__(self, region: Region, geometry: SlotGeometry, vocab_size: int, writable: bool = False) -> None:
+    def __init__(
+        self, region: Region, geometry: SlotGeometry, vocab_size: int, writable: bool = False, first_id: int = 0
+    ) -> None:
+        """`vocab_size` tokens are in a dense row, from global ID `first_id` on: a shard's where the vocabulary is split."""
         self.geometry = geometry
         self.vocab_size = vocab_size
+        self.first_id = first_id
         # Not by numpy's own flag, which a caller could set back.
         self._array = region.array if writable else np.frombuffer(region.memory.toreadonly(), np.uint8)
 

@@ -19,6 +19,7 @@ from ._common import command_errors, setup_logging
 if TYPE_CHECKING:
     from ..toy.sidecar import Deployment, Shape
 
+MODES: Final = ("replicate", "vocabulary", "request-owner")
 P_VALUE_LEAST: Final = 1e-6
 LOOK_S: Final = 0.2
 END_S: Final = 600.0
@@ -34,6 +35,7 @@ FREE_S: Final = 5.0
 @click.option("--vocab", type=click.IntRange(64, 1 << 20), default=129280, help="Vocabulary size.")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise.")
 @click.option("--idle", type=click.Choice(["block", "spin", "spin-then-block"]), default="block", help="How everybody waits.")
+@click.option("--mode", type=click.Choice(MODES), default="replicate", help="How the ranks share q.")
 @click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="Between the daemons.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
@@ -47,6 +49,7 @@ def demo_sidecar(
     vocab: int,
     seed: int,
     idle: str,
+    mode: str,
     link: str,
     as_json: bool,
     verbose: int,
@@ -61,7 +64,7 @@ def demo_sidecar(
     from ..toy.sidecar import Deployment, Shape
 
     setup_logging(verbose - 1)
-    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link)
+    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link, mode=mode)
     started = time.monotonic()
     embedded = _embedded(shape)
     with Deployment(shape) as deployment:

@@ -16,6 +16,7 @@ from .._native.kernels import monotonic_ns
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..local.attach import Flag, Role
+from ..session.shards import GROUP_MODES, REPLICATE, range_of
 from ..staging import SlotViews
 from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
@@ -45,6 +46,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self.epoch = 0
         """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
         self._life = 0
+        self.group_mode = REPLICATE
+        """How the ranks of the group share the rows: "replicate", "vocabulary" or "request-owner"."""
         self._grouped = False
         self._open = False
         self._asked = 0  # the epoch that wants to know our committed state
@@ -72,9 +75,15 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def _joined(self, attachment: Attachment) -> None:
         shape = attachment.geometry
         geometry = shape.slots()
-        self._views = SlotViews(attachment.regions[0], geometry, shape.vocab_size)
+        try:
+            self.group_mode = GROUP_MODES[shape.group_mode]
+            first, end = range_of(self.group_mode, shape.vocab_size, shape.group_size, shape.rank)
+        except (IndexError, LocalMisuse) as error:
+            raise PeerFault(Reason.LIMITS_MISMATCH, f"a group of mode {shape.group_mode}: {error}") from None
+        self._views = SlotViews(attachment.regions[0], geometry, end - first, first_id=first)
         self._limits = {
-            name: getattr(shape, name) for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens")
+            name: getattr(shape, name)
+            for name in ("vocab_size", "depth", "support", "max_slots", "max_context_tokens", "group_size")
         }
         self._grouped = shape.group_size > 1
         self._dense, self._sparse = bool(shape.flags & Flag.DENSE), bool(shape.flags & Flag.SPARSE)
@@ -177,6 +186,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             epoch=epoch,
             trace_id=ticket.trace_id,
             life=self._life,
+            owner=ticket.request.owner,
         )
         self._held[slot] = slot_generation
         begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
@@ -271,7 +281,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             drafted,
             support or 0,
             budget_us,
-            0,
+            request.owner,
         )
         self.ring()
         return ticket

@@ -31,15 +31,23 @@ class Q:
     """The q one token was drawn from, as read-only views of the slot (no copy; valid until the proposal is released).
 
     Dense: `values` float32 [V], `ids` None. Sparse: `ids` int32 [n] ascending, `values` float32 [n]; q is 0 elsewhere.
+
+    In a rank group of mode "vocabulary" it is this rank's range of the vocabulary alone: dense `values` float32
+    [end_id - first_id], the first that of global ID `first_id`; sparse the entries within [first_id, end_id), IDs global,
+    perhaps none. Its sum is the rank's share of 1 (SPEC section 4). Elsewhere the range is the whole vocabulary.
     """
 
     values: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int32] | None
+    first_id: int = 0
+    end_id: int = 1 << 31
 
     def of(self, token: int) -> float:
-        """q(token)."""
+        """q(token), of a global ID. Raises `LocalMisuse` for one outside [first_id, end_id)."""
+        if not self.first_id <= token < self.end_id:
+            raise LocalMisuse(f"token {token} is outside this rank's range [{self.first_id}, {self.end_id})")
         if self.ids is None:
-            return float(self.values[token])
+            return float(self.values[token - self.first_id])
         at = int(np.searchsorted(self.ids, token))
         return float(self.values[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
 
@@ -69,6 +77,7 @@ class ProposalFacts:
     epoch: int = 0
     trace_id: int = 0
     life: int = 0  # of the daemon it came from, as its process counts them
+    owner: int = 0  # the rank that has its rows, where `representation` is 0: none are here
 
 
 class ProposalHolder(Protocol):
@@ -138,15 +147,21 @@ class Proposal:
         self._entries = holder.views.entries(facts.slot, facts.depth)
 
     def q(self, index: int) -> Q:
-        """The q of the proposal's token `index` (0 is the first drafted)."""
+        """The q of the proposal's token `index` (0 is the first drafted); in group mode "vocabulary" this rank's range of it.
+
+        Raises `LocalMisuse`, naming the rank, where another one owns the request and has its rows (mode "request-owner");
+        the tokens are known on all.
+        """
         self._check_held()
+        if not self.facts.representation:
+            raise LocalMisuse(f"the rows of this proposal are at rank {self.facts.owner}, which owns its request")
         if not 0 <= index < self.depth:
             raise LocalMisuse(f"index {index} is outside 0..{self.depth - 1}")
         views = self._holder.views
         if self.sparse:
             ids, values = views.sparse(self.slot, index, int(self._entries[index]))
-            return Q(values, ids)
-        return Q(views.dense(self.slot, index), None)
+            return Q(values, ids, views.first_id, views.first_id + views.vocab_size)
+        return Q(views.dense(self.slot, index), None, views.first_id, views.first_id + views.vocab_size)
 
     def _check_held(self) -> None:
         self._holder.check_held(self.facts)

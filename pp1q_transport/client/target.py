@@ -152,14 +152,14 @@ class Receiver(Endpoint, TargetSide):
         """Gets the slot memory for sessions of these terms. Raises `PeerFault(limits_mismatch)` while slots of other sizes
         are still read."""
         geometry = terms.geometry()
-        if self._table is None or self._region is None or not same_slots(self._views, geometry, terms.vocab_size):
+        if self._table is None or self._region is None or not same_slots(self._views, geometry, terms.shard_entries):
             if self._table is not None and self._table.not_free():
                 raise PeerFault(Reason.LIMITS_MISMATCH, "slots of the last session are still in use")
             if self._region is not None:
                 self._region.close()
             self._region = Region(geometry.total_bytes)
             self._table = SlotTable(geometry)
-            self._views = SlotViews(self._region, geometry, terms.vocab_size)
+            self._views = SlotViews(self._region, geometry, terms.shard_entries, first_id=terms.first_id)
             self._map([self._region])
             self.engine.log.info("slots", bytes=geometry.total_bytes, prefault_ms=round(self._region.prefault_ms, 2))
 
@@ -213,7 +213,8 @@ class Receiver(Endpoint, TargetSide):
 
     def limit(self, name: str) -> int:
         """A number of the session's terms, or of our own HELLO while there is none."""
-        source = self.engine.config.hello if self.session is None else self.session.terms
+        known = self.session is not None and name != "group_size"
+        source = self.session.terms if self.session is not None and known else self.engine.config.hello
         return int(getattr(source, name))
 
     def retire(self, request: Request) -> None:

@@ -119,11 +119,13 @@ class TargetSide(Mapped, ABC):
         seed: int | None = None,
         max_position: int = wire.U32_MAX,
         generation: int = 0,
+        owner: int | None = None,
     ) -> Request:
         """Opens a request with its committed tokens (prompt included). `seed`: u64, from the OS when None.
 
         `generation` continues a request of an earlier life of this process: more than any it had, so that no proposal
-        noise can be drawn twice (SPEC sections 2 and 5).
+        noise can be drawn twice (SPEC sections 2 and 5). `owner`: in a rank group of mode "request-owner" the rank that samples
+        the request and so has its rows, the same on every rank; by default its ID modulo the group's size.
         """
         if seed is None:
             seed = int.from_bytes(os.urandom(8), "little")
@@ -132,7 +134,11 @@ class TargetSide(Mapped, ABC):
         if not 0 <= max_position <= wire.U32_MAX or not 0 <= generation <= wire.U32_MAX:
             raise LocalMisuse("max_position and generation must be u32")
         generation = max(generation, self.requests.fresh_generation(request))
+        size = self.limit("group_size")
+        if owner is not None and not 0 <= owner < size:
+            raise LocalMisuse(f"owner {owner} is no rank of a group of {size}")
         opened = Request(request, seed, self._int32(tokens), max_position, generation)
+        opened.owner = request % size if owner is None else owner
         self._check_room(opened, 0)
         self.requests.add(opened)
         self.announce(opened)

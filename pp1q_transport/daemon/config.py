@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from ..endpoints import Endpoint, parse_endpoint
-from ..errors import ConfigError
+from ..errors import ConfigError, LocalMisuse
 from ..keys import is_key
 from ..session.hello import Hello, Role, make_hello
+from ..session.shards import range_of
 from .settings import (
     GROUP_MODES,
-    IMPLEMENTED_MODES,
     MAX_PEERS,
     MAX_RANKS,
     BreakerSettings,
@@ -39,8 +39,8 @@ from .settings import (
 from .tables import Table, shown
 
 __all__ = [
-    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "GroupSettings", "IMPLEMENTED_MODES", "IdleStrategy",
-    "KeySettings", "MetricsAddress", "PeerSettings", "SessionSettings", "WatchSettings", "load", "parse",
+    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "GroupSettings", "IdleStrategy", "KeySettings",
+    "MetricsAddress", "PeerSettings", "SessionSettings", "WatchSettings", "load", "parse",
 ]  # fmt: skip
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -237,15 +237,32 @@ def _peers(source: str, value: object, role: Role, base: Path) -> tuple[PeerSett
         listen, connect = _ways(table)
         if (listen is None) == (connect is None):
             raise ConfigError(f"{table.where} give exactly one of listen and connect")
-        group = GroupSettings()
-        if role is Role.LEADER:
-            group = GroupSettings(size=table.integer("group_size", (1, MAX_RANKS), 1), mode=_mode(table, "group_mode"))
-        for key in ("group_size", "group_mode"):
+        group, group_name = _far_group(table) if role is Role.LEADER else (GroupSettings(), None)
+        for key in ("group", "group_size", "group_mode", "group_rank"):
             table.forbid(key, "a receiver's group is under [group]")
         link = table.choice("link", LINKS, "tcp")
-        peers.append(PeerSettings(name=name, listen=listen, connect=connect, link=link, server=_server(table, base), group=group))
+        server = _server(table, base)
+        peers.append(
+            PeerSettings(
+                name=name, listen=listen, connect=connect, link=link, server=server, group_name=group_name, group=group
+            )
+        )
         table.done()
     return tuple(peers)
+
+
+def _far_group(table: Table) -> tuple[GroupSettings, str | None]:
+    """What a leader states of the group at the far end, and the name by which the entries of its ranks belong together."""
+    size, mode = table.integer("group_size", (1, MAX_RANKS), 1), table.choice("group_mode", GROUP_MODES, "replicate")
+    if size == 1 or mode == "replicate":
+        for key in ("group", "group_rank"):
+            table.forbid(key, "only the ranks of a group that each have a link of their own to the leader need it")
+        return GroupSettings(size=size, mode=mode), None
+    rank = table.integer("group_rank", (0, size - 1))
+    name = table.text("group")
+    if not _NAME.fullmatch(name):
+        table.fail("group", "1..64 letters, digits, dots, dashes, underscores or @", name)
+    return GroupSettings(size=size, rank=rank, mode=mode), name
 
 
 def _ways(table: Table) -> tuple[str | None, str | None]:
@@ -267,18 +284,10 @@ def _nowhere(address: Endpoint) -> bool:
     return address.scheme == "tcp" and (address.port == 0 or address.host in ("0.0.0.0", "::"))
 
 
-def _mode(table: Table, key: str) -> str:
-    mode = table.choice(key, GROUP_MODES, "replicate")
-    if mode not in IMPLEMENTED_MODES:
-        allowed = " or ".join(f'"{item}"' for item in IMPLEMENTED_MODES)
-        table.fail(key, f"{allowed} (this build has no other)", mode)
-    return mode
-
-
 def _group(table: Table, base: Path) -> GroupSettings:
     size = table.integer("size", (1, MAX_RANKS), 1)
     rank = table.integer("rank", (0, size - 1), 0)
-    mode = _mode(table, "mode")
+    mode = table.choice("mode", GROUP_MODES, "replicate")
     if size == 1:
         table.forbid("listen", "a group of one has nobody to reach")
         table.forbid("connect", "a group of one has nobody to reach")
@@ -329,7 +338,29 @@ def _judge(config: DaemonConfig) -> None:
             raise ConfigError(f"{source}: rank {config.group.rank} of a replicate group has no [[peer]]: rank 0 has the leader")
     elif count != 1:
         raise ConfigError(f"{source}: this receiver needs exactly one [[peer]], its leader; there are {count}")
+    _judge_groups(config)
     _judge_endpoints(config)
+
+
+def _judge_groups(config: DaemonConfig) -> None:
+    """The ranks of each group must all have an entry, and say the same of it; a vocabulary must be large enough to be split."""
+    members: dict[str, list[PeerSettings]] = {}
+    for peer in config.peers:
+        if peer.group_name is not None:
+            members.setdefault(peer.group_name, []).append(peer)
+    for name, peers in members.items():
+        size, mode = peers[0].group.size, peers[0].group.mode
+        if any((peer.group.size, peer.group.mode) != (size, mode) for peer in peers):
+            raise ConfigError(f'{config.source}: the [[peer]] entries of group "{name}" differ in group_size or group_mode')
+        if sorted(peer.group.rank for peer in peers) != list(range(size)):
+            ranks = ", ".join(str(peer.group.rank) for peer in peers)
+            raise ConfigError(f'{config.source}: group "{name}" needs a [[peer]] for each group_rank 0..{size - 1}, not {ranks}')
+    groups = [config.group, *(peer.group for peer in config.peers)]
+    for group in groups:
+        try:
+            range_of(group.mode, config.session.vocab_size, group.size, group.rank)
+        except LocalMisuse as error:
+            raise ConfigError(f"{config.source}: {error}") from None
 
 
 def _judge_endpoints(config: DaemonConfig) -> None:

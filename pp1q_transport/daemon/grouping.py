@@ -49,7 +49,7 @@ class GroupLinks:
 
     def __init__(self, config: EngineConfig, counters: Counters) -> None:
         size = config.hello.group_size
-        self.group = RankGroup(size, counters)
+        self.group = RankGroup(size, counters, mode=config.hello.group_mode)
         self._log: Any = logger(part="group")
         forming = Forming(config.hello, config.listen, None, config.keys, counters, False, True, None, stubborn=True)
         self._seats = Seats(forming, range(1, size))

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..counters import Counters
-    from ..engine import EngineConfig
+    from ..engine import Engine, EngineConfig
     from ..local.attach import Attached
-    from ..session.leader import Grant, LeaderSession
+    from ..session.leader import Grant
+    from .leading_group import ServedGroup
 
 
 
@@ -40,6 +41,23 @@ class ServedLeader(Leader):
         """Where a row lies in the staging memory."""
         assert self._staging is not None
         return self._staging.views.geometry.row_offset(slot, row)
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The one it has."""
+        return [self.engine]
+
+    def flush(self) -> None:
+        """Sends what waits."""
+        self.engine.flush()
+
+    def unsent(self) -> bool:
+        """Whether frames wait to be sent."""
+        return self.session is not None and not self.session.outbox.empty()
+
+    def give_up(self, reason: Reason) -> None:
+        """Ends the session."""
+        self.engine.fail(reason)
 
     def rows_done(self) -> int:
         """Rows sent, over all sessions."""
@@ -80,13 +98,13 @@ class DraftPort(ClientPort):
 
     hears = m.DRAFT
 
-    def __init__(self, leaders: list[ServedLeader], counters: Counters) -> None:
+    def __init__(self, leaders: list[ServedLeader | ServedGroup], counters: Counters) -> None:
         super().__init__("leader", counters)
         self.leaders = leaders
         for leader in leaders:
             self._listen(leader)
 
-    def _listen(self, leader: ServedLeader) -> None:
+    def _listen(self, leader: ServedLeader | ServedGroup) -> None:
         """What a target does with its requests goes to the draft as it happens."""
         target = leader.target
 
@@ -115,7 +133,7 @@ class DraftPort(ClientPort):
         leader.on_reset(reset)
         leader.on_close(closed)
 
-    def _opened(self, leader: ServedLeader, number: int, tokens: bytes) -> None:
+    def _opened(self, leader: ServedLeader | ServedGroup, number: int, tokens: bytes) -> None:
         """`tokens` are those it was opened with: what was committed since, perhaps in the same breath, is told by itself."""
         request = leader.requests.get(number)
         if request is not None:  # or it was closed in the same breath
@@ -148,8 +166,8 @@ class DraftPort(ClientPort):
     def after_records(self) -> None:
         """Rows wait to be sent."""
         for leader in self.leaders:
-            if leader.session is not None and not leader.session.outbox.empty():
-                leader.engine.flush()
+            if leader.unsent():
+                leader.flush()
 
     # ---- records in ---------------------------------------------------------------------------------------------
 
@@ -163,11 +181,11 @@ class DraftPort(ClientPort):
             reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
             leader.fail(grant, fields[2], reason)
 
-    def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader, Grant | None]:
+    def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader | ServedGroup, Grant | None]:
         if target >= len(self.leaders):
             raise PeerFault(Reason.SLOT_BOUNDS, f"target {target}")
         leader = self.leaders[target]
-        session: LeaderSession | None = leader.session
+        session = leader.session
         if session is None:
             return leader, None  # lost meanwhile: the draft hears of it
         if slot >= len(session.grants):
@@ -189,7 +207,7 @@ class DraftPort(ClientPort):
             leader.fail(grant, generation, Reason.CANCELLED)
             raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error
         except PeerFault as fault:  # the target's, who reads nothing: no fault of the draft's
-            leader.engine.fail(fault.reason)
+            leader.give_up(fault.reason)
 
     # ---- records out --------------------------------------------------------------------------------------------
 
@@ -203,7 +221,7 @@ class DraftPort(ClientPort):
                 else:
                     self._tell_step(leader, grant)
 
-    def _tell_step(self, leader: ServedLeader, grant: Grant) -> None:
+    def _tell_step(self, leader: ServedLeader | ServedGroup, grant: Grant) -> None:
         self.send(
             m.STEP_FOR_DRAFT,
             grant.request,
@@ -233,7 +251,7 @@ class DraftPort(ClientPort):
             session = leader.session
             if session is None:
                 continue
-            if not session.outbox.empty() or any(grant.state == states.DRAFTING for grant in session.grants):
+            if leader.unsent() or any(grant.state == states.DRAFTING for grant in session.grants):
                 return True
         return False
 

@@ -44,9 +44,10 @@ class Outcome:
 class MemberRank:
     """A rank's slots and its group link, over all sessions of it. `engine` is driven by the daemon's loop through `serve`."""
 
-    def __init__(self, config: EngineConfig, counters: Counters) -> None:
+    def __init__(self, config: EngineConfig, counters: Counters, terms: SessionTerms | None = None) -> None:
+        """`terms` are those of the link where the rows come from; the group link's own when None."""
         hello = config.hello
-        terms = terms_ahead(hello)
+        terms = terms or terms_ahead(hello)
         self.counters = counters
         self.member = Member(hello.rank, hello.group_size)
         self.geometry = terms.geometry()
@@ -92,6 +93,10 @@ class MemberRank:
     def rows_done(self) -> int:
         """Rows that passed every check, over all sessions."""
         return self.totals()["rows"]
+
+    def has_rows(self, slot: Slot) -> bool:
+        """Whether the rows of the slot's proposal came here."""
+        return True
 
     def slots_by_state(self) -> dict[str, int]:
         """How many slots stand in each state, by name."""
@@ -240,7 +245,7 @@ class MemberPort(ClientPort):
         else:
             self._waiting[request] = ticket
 
-    def _commit(self, request: int, slot: int, slot_generation: int, round_number: int, epoch: int) -> None:
+    def _commit(self, request: int, slot: int, slot_generation: int, round_number: int, epoch: int) -> bool:
         if slot_generation:  # a verified one; what the target sampled by itself needs an open epoch alone
             may = self.rank.member.may_commit(epoch, slot, slot_generation)
             self._release(slot, slot_generation)
@@ -252,6 +257,7 @@ class MemberPort(ClientPort):
             self.counters.add("commits_refused")
             self.counters.refuse(Reason.PEER_LOST)
             self.send(m.DISCARDED, request, 0, Reason.PEER_LOST.code, round_number, 0, 0)
+        return may
 
     def _release(self, slot: int, generation: int) -> None:
         if slot >= self.rank.table.count:
@@ -313,7 +319,7 @@ class MemberPort(ClientPort):
             slot.round,
             slot.anchor,
             slot.depth,
-            slot.representation,
+            slot.representation if self.rank.has_rows(slot) else 0,
             slot.epoch,
         )
 

@@ -15,6 +15,7 @@ from .. import wire
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..session import slots as st
+from ..session.shards import REQUEST_OWNER
 from .clients import ClientPort
 from .served import NO_TICKET, U32_MAX, ServedReceiver, ServedTicket
 
@@ -133,7 +134,7 @@ class TargetPort(ClientPort):
                 self._discarded(fields[0], fields[1], Reason.TIMEOUT, fields[6])
 
     def _step(self, fields: tuple[Any, ...], now_ns: int) -> None:
-        number, context, trace_id, temperature, generation, round_number, depth, support, budget_us, _owner = fields[1:]
+        number, context, trace_id, temperature, generation, round_number, depth, support, budget_us, owner = fields[1:]
         receiver = self.receiver
         request = receiver.requests.get(fields[0])
         if request is None:
@@ -147,6 +148,10 @@ class TargetPort(ClientPort):
         # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
         request.round = round_number
         request.generation = max(request.generation, generation)
+        if self.group is not None and self.group.mode == REQUEST_OWNER:
+            if owner >= self.group.coordinator.size:
+                raise PeerFault(Reason.SLOT_BOUNDS, f"rank {owner} owns request {fields[0]}")
+            request.owner = owner
         turn, refused = self._let_through(now_ns)
         if refused is not None:
             self._discarded(fields[0], number, refused, round_number)
@@ -301,7 +306,7 @@ class TargetPort(ClientPort):
             facts.round,
             facts.anchor,
             facts.depth,
-            facts.representation,
+            facts.representation if self.group is None or self.group.is_ours(request.owner) else 0,
             facts.epoch,
         )
 

@@ -6,6 +6,7 @@ Between `pp1q daemon` and the parts. Decides nothing about proposals; what chang
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +19,17 @@ from ..local.attach import Role as ClientRole
 from ..logs import logger
 from ..session.breaker import Breaker
 from ..session.negotiate import Role
+from ..session.shards import GROUP_MODES, REPLICATE
 from . import config as configuration
 from .grouping import GroupLinks
 from .leading import DraftPort, ServedLeader
+from .leading_group import ServedGroup
 from .loop import Loop
 from .membership import MemberPort, MemberRank
 from .notify import Notifier
+from .owning import OwnMemberPort, OwnRank
 from .receiving import TargetPort
 from .served import ServedReceiver
-from .settings import GROUP_MODES
 from .status import Status, encode_status
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 CLIENT_ROLES: Final = {ClientRole.LEADER_DRAFT: "draft", ClientRole.RECEIVER_TARGET: "target"}
 NS: Final = 1_000_000_000
-End = ServedLeader | ServedReceiver | MemberRank
+End = ServedLeader | ServedGroup | ServedReceiver | MemberRank
 
 
 class Service:
@@ -110,12 +113,16 @@ class Service:
         )
 
     def _build_leaders(self) -> DraftPort:
-        leaders = []
-        for index, peer in enumerate(self.config.peers):
-            engine_config = self._engine_config(peer)
-            leader = ServedLeader(engine_config, index, peer.name)
+        leaders: list[ServedLeader | ServedGroup] = []
+        for peers in self.config.targets():
+            configs = [self._engine_config(peer) for peer in peers]
+            leader: ServedLeader | ServedGroup
+            if len(peers) > 1:
+                leader = ServedGroup(configs, [peer.name for peer in peers], len(leaders))
+            else:
+                leader = ServedLeader(configs[0], len(leaders), peers[0].name)
+                leader.prepare(terms_ahead(configs[0].hello))
             self._closers.append(leader.close)
-            leader.prepare(terms_ahead(engine_config.hello))
             leader.region.seal_size()
             leaders.append(leader)
         self.ends.extend(leaders)
@@ -149,11 +156,17 @@ class Service:
         )
 
     def _build_member(self) -> MemberPort:
+        if self.config.peers:
+            own = OwnRank(self._group_config(), self._engine_config(self.config.peers[0]), self.counters)
+            return self._member_port(own, OwnMemberPort(own, self.counters))
         rank = MemberRank(self._group_config(), self.counters)
+        return self._member_port(rank, MemberPort(rank, self.counters))
+
+    def _member_port(self, rank: MemberRank, port: MemberPort) -> MemberPort:
         self._closers.append(rank.close)
         rank.region.seal_for_readers()
         self.ends.append(rank)
-        return MemberPort(rank, self.counters)
+        return port
 
     def _served(self) -> list[tuple[Engine, Callable[[], int]]]:
         """Every engine with what serves it in a turn. Votes come before the receiver's own frames, and what these leave for the
@@ -162,10 +175,12 @@ class Service:
         for end in self.ends:
             if isinstance(end, MemberRank):
                 served.append((end.engine, end.serve))
+                if isinstance(end, OwnRank):
+                    served.append((end.own.engine, _nothing))
             elif isinstance(end, ServedReceiver):
                 served.append((end.engine, end.serve_once if self.links is None else self._serve_group))
             else:
-                served.append((end.engine, end.engine.poll))
+                served.extend((engine, engine.poll) for engine in end.engines)
         if self.links is not None:
             served.extend((link.engine, _nothing) for link in self.links.links)
         return served
@@ -208,7 +223,13 @@ class Service:
             self.port.attach(attached, now_ns)
 
     def _geometry(self) -> Geometry:
-        hello = self.ends[0].engine.config.hello
+        first = self.ends[0]
+        if isinstance(first, OwnRank):
+            hello = first.own.engine.config.hello
+        else:
+            hello = first.engine.config.hello
+        if self.config.daemon.role is Role.LEADER:
+            hello = replace(hello, group_mode=REPLICATE, rank=0)  # a draft puts whole rows
         terms = terms_ahead(hello)
         group = self.config.group
         return Geometry(
@@ -282,7 +303,7 @@ class Service:
         now_ns = monotonic_ns()
         totals, reasons, discards = self._sums()
         port, first = self.port, self.ends[0]
-        sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader)]
+        sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader | ServedGroup)]
         return {
             "role": self.config.daemon.role.value,
             "name": self.config.daemon.name,
@@ -291,7 +312,7 @@ class Service:
             "uptime_s": (now_ns - self.started_ns) / NS,
             "draining": port.draining,
             "sessions": self._sessions(now_ns),
-            "slots": {} if isinstance(first, ServedLeader) else first.slots_by_state(),
+            "slots": {} if isinstance(first, ServedLeader | ServedGroup) else first.slots_by_state(),
             "clients": self._clients(now_ns),
             "group": self._group_status(),
             "breakers": self._breakers(),
@@ -310,10 +331,17 @@ class Service:
 
     def _sessions(self, now_ns: int) -> list[SessionStatus]:
         """One for each peer, and, in a group, one for each link between its ranks."""
-        ends: list[tuple[str, str, Engine]] = []
-        if self.config.peers:
-            ends += [(peer.name, peer.link, end.engine) for end, peer in zip(self.ends, self.config.peers, strict=True)]
-        else:
+        engines: list[Engine] = []
+        for end in self.ends:
+            if isinstance(end, ServedLeader | ServedGroup):
+                engines += end.engines
+            elif isinstance(end, ServedReceiver):
+                engines.append(end.engine)
+            elif isinstance(end, OwnRank):
+                engines.append(end.own.engine)
+        peers = [peer for target in self.config.targets() for peer in target]
+        ends = [(peer.name, peer.link, engine) for engine, peer in zip(engines, peers, strict=True)]
+        if isinstance(self.ends[0], MemberRank):
             ends.append(("rank0", "tcp", self.ends[0].engine))
         if self.links is not None:
             ends += [(f"rank{link.rank}", "tcp", link.engine) for link in self.links.links]

@@ -14,12 +14,10 @@ from ..errors import ConfigError
 from ..keys import KeyConfig, connector_keys, listener_keys, load_secret
 from ..keys import public_key as one_key
 from ..session.hello import Hello, Role, make_hello
+from ..session.shards import GROUP_MODES, VOCABULARY
 
 MAX_PEERS: Final = 16
 MAX_RANKS: Final = 8
-# Modes of a rank group that this build runs; config refuses the others that SPEC names.
-GROUP_MODES: Final = ("replicate", "vocabulary", "request-owner")
-IMPLEMENTED_MODES: Final = ("replicate",)
 
 # What a reload changes while the daemon runs. All else is named as needing a restart.
 LIVE: Final = ("daemon.allow_uids", "daemon.drain_s", "daemon.log_level", "breaker.", "watch.")
@@ -108,6 +106,7 @@ class PeerSettings:
     connect: str | None = None
     link: str = "tcp"
     server: str | None = None  # instead of [keys] server
+    group_name: str | None = None  # at a leader: the same for all ranks of a group that each have a link of their own to it
     group: GroupSettings = GroupSettings()  # of the receiver at the far end (a leader states it; a receiver's is its own)
 
 
@@ -152,10 +151,18 @@ class DaemonConfig:
     def hello(self, peer: PeerSettings, boot_nonce: int) -> Hello:
         """The HELLO this daemon states to `peer`. Raises `ConfigError`."""
         group = self.group if self.daemon.role is Role.RECEIVER else peer.group
-        rank = group.rank if self.daemon.role is Role.RECEIVER else 0
         options: dict[str, object] = {item.name: getattr(self.session, item.name) for item in fields(self.session)}
-        options |= {"link_kinds": (peer.link,), "group_size": group.size, "group_mode": group.mode, "rank": rank}
+        options |= {"link_kinds": (peer.link,), "group_size": group.size, "group_mode": group.mode, "rank": group.rank}
         return make_hello(self.daemon.role, boot_nonce, **options)
+
+    def targets(self) -> list[list[PeerSettings]]:
+        """The peers by target, in order of their first entry: one each, but for the ranks of a group whose rows are split between
+        them, which are one target together, by rank."""
+        found: dict[str, list[PeerSettings]] = {}
+        for peer in self.peers:
+            split = peer.group_name is not None and peer.group.mode == VOCABULARY
+            found.setdefault(f"group {peer.group_name}" if split else f"peer {peer.name}", []).append(peer)
+        return [sorted(peers, key=lambda peer: peer.group.rank) for peers in found.values()]
 
     def group_hello(self, boot_nonce: int) -> Hello:
         """The HELLO of this daemon's end of its group's links: the coordinator's at rank 0, a member's elsewhere."""
@@ -238,7 +245,7 @@ def _flat(tables: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 __all__ = [
-    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "GROUP_MODES", "GroupSettings", "IMPLEMENTED_MODES",
-    "IdleStrategy", "KeySettings", "LIVE", "MAX_PEERS", "MAX_RANKS", "MetricsAddress", "PeerSettings", "SessionSettings",
+    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "GROUP_MODES", "GroupSettings", "IdleStrategy",
+    "KeySettings", "LIVE", "MAX_PEERS", "MAX_RANKS", "MetricsAddress", "PeerSettings", "SessionSettings",
     "WatchSettings",
 ]  # fmt: skip

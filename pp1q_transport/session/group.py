@@ -22,9 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..errors import LocalMisuse, PeerFault, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_RANKS: Final = 8
 READY: Final = 0
@@ -182,6 +185,8 @@ class Coordinator:
         self.stale = 0
         self.disagreements = 0
         self.proposals: dict[int, Proposal] = {}  # by slot: the latest of each
+        self.verdict: Callable[[int, int], int] = lambda _slot, _generation: READY
+        """Asked once every rank has voted ready: `READY`, or why their rows do not go together (vocabulary shards)."""
         self._digests: dict[int, Digest] = {}
         self._floors: dict[int, int] = {}
 
@@ -321,6 +326,9 @@ class Coordinator:
     def _decide_if_all_ready(self, proposal: Proposal) -> list[Action]:
         if proposal.fate is not Fate.VOTING or any(proposal.votes.get(rank) != READY for rank in range(self.size)):
             return []
+        code = self.verdict(proposal.slot, proposal.generation)
+        if code != READY:
+            return self.fail(proposal.slot, proposal.generation, code)
         proposal.move(Event.ALL_READY)
         return [Decide(proposal.epoch, proposal.slot, proposal.generation, READY)]
 

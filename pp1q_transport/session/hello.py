@@ -15,7 +15,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
-from ..errors import ConfigError, Reason, Refused
+from ..errors import ConfigError, LocalMisuse, Reason, Refused
+from .shards import REPLICATE, VOCABULARY, range_of
 
 Message = dict[str, object]
 
@@ -75,8 +76,9 @@ def identity_map_hash(vocab: int) -> str:
 def slot_parts(
     vocab: int, depth: int, support: int, representations: tuple[str, ...] = REPRESENTATIONS
 ) -> dict[str, int]:
-    """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token, padded up to 64 bytes; sparse =
-    int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens of a proposal."""
+    """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token (of the shard, where the vocabulary is
+    split), padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens
+    of a proposal."""
     parts = {"tokens": 4 * depth}
     if "dense" in representations:
         row = -(-4 * vocab // ROW_ALIGN_BYTES) * ROW_ALIGN_BYTES
@@ -126,7 +128,7 @@ class Rule(Enum):
     DIFFER = "differ"
     OVERLAP = "overlap"  # at least one common element
     PARTNER = "partner"  # leader and receiver, or coordinator and member
-    RANK = "rank"  # leader and coordinator are rank 0, a receiver below its group's size, a member too and not 0
+    RANK = "rank"  # the coordinator is 0, a receiver below its group's size, a member too and not 0; leader: `_ranks_fit`
 
 
 # In the order they are judged; the first difference is the one named. Every field of `Hello` has its row.
@@ -298,13 +300,30 @@ def make_hello(role: Role, boot_nonce: int, **options: object) -> Hello:
         if "id_map_hash" not in options and type(draft.vocab_size) is int and 1 <= draft.vocab_size <= 1 << 24:
             draft = replace(draft, id_map_hash=identity_map_hash(draft.vocab_size))
         if "slot_part_bytes" not in options:
-            parts = slot_parts(draft.vocab_size, draft.depth, draft.support, draft.representations)
+            parts = slot_parts(held_tokens(draft), draft.depth, draft.support, draft.representations)
             draft = replace(draft, slot_part_bytes=parts)
         return parse_hello(to_map(draft))
     except Refused as fault:
         raise ConfigError(f"{fault.field} must be {fault.ours}, not {fault.theirs}") from None
     except TypeError as fault:
         raise ConfigError(f"HELLO options have a wrong type: {fault}") from None
+
+
+def held_range(hello: Hello) -> tuple[int, int]:
+    """[first, end) of the vocabulary whose rows travel on the link of this HELLO: a rank's range in mode "vocabulary" on the
+    links of the leader, else all of it. Raises `LocalMisuse` when it can't be split so."""
+    if hello.role in (Role.LEADER, Role.RECEIVER) and hello.group_mode == VOCABULARY and hello.rank < hello.group_size:
+        return range_of(hello.group_mode, hello.vocab_size, hello.group_size, hello.rank)
+    return 0, hello.vocab_size
+
+
+def held_tokens(hello: Hello) -> int:
+    """How many tokens `held_range` has; the whole vocabulary's where it can't be split (another check names that)."""
+    try:
+        first, end = held_range(hello)
+    except LocalMisuse:
+        return hello.vocab_size
+    return end - first
 
 
 def _holds(rule: Rule, name: str, ours: Hello, theirs: Hello) -> bool:
@@ -317,11 +336,19 @@ def _holds(rule: Rule, name: str, ours: Hello, theirs: Hello) -> bool:
         return bool(set(mine) & set(other))
     if rule is Rule.PARTNER:
         return ours.role.partner is theirs.role
-    return all(_rank_fits(hello) for hello in (ours, theirs))
+    return _ranks_fit(ours, theirs) and all(_rank_fits(hello) for hello in (ours, theirs))
+
+
+def _ranks_fit(ours: Hello, theirs: Hello) -> bool:
+    """A leader states the rank that it faces where every rank has a link of its own to it, and 0 where rank 0 alone has one."""
+    leader = next((hello for hello in (ours, theirs) if hello.role is Role.LEADER), None)
+    if leader is None or leader.group_mode == REPLICATE:
+        return leader is None or leader.rank == 0
+    return ours.rank == theirs.rank
 
 
 def _rank_fits(hello: Hello) -> bool:
-    if hello.role.sends_rows:
+    if hello.role is Role.COORDINATOR:
         return hello.rank == 0
     return (1 if hello.role is Role.MEMBER else 0) <= hello.rank < hello.group_size
 

@@ -1,7 +1,9 @@
 """Rank 0's end of a rank group: the `RankGroup` that joins its parts, and one `HubSession` a group link.
 
 Between rank 0's `ReceiverSession` (slots, rows, the leader), the `Coordinator` (which decides) and the group links. Does no I/O:
-frames go into outboxes. Relays each row that rank 0 has validated, digested anew for the link; judges no row. SPEC section 4.
+frames go into outboxes. Judges no row. SPEC section 4. By mode of the group: "replicate" relays each row that rank 0 has
+validated, digested anew for the link; in "vocabulary" every rank has rows of its own and votes with what they claim, which must
+go together; in "request-owner" one rank has the rows of a request, and its vote carries the tokens that the decision tells all.
 
 What the owner (a daemon) does, all in one thread:
 
@@ -19,16 +21,20 @@ What the owner (a daemon) does, all in one thread:
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final
 
 from .. import wire
 from .._native.kernels import xxh3_64
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
+from . import slots as st
 from .assembler import Landing
+from .claims import Claims, claim_of, put_tokens
 from .group import READY, Action, Announce, Coordinator, Decide, Disagreed, Freed, Lost, Phase
 from .machine import SessionMachine
 from .outbox import NO_KEY
 from .requests import RequestTable
+from .shards import CLAIM_BYTES_MOST, REPLICATE, REQUEST_OWNER, Claim, judge_claims
 from .slots import GROUP_CONSUMER
 
 if TYPE_CHECKING:
@@ -50,14 +56,20 @@ class RankGroup:
     """A group of `size` ranks (2..8) as rank 0 sees it. `news` are rare events that the owner logs: (event, reason or
     None, epoch, rank or number of ranks). Counted in `counters`: epochs_opened, epochs_ended, rank_disagree, generation_stale."""
 
-    def __init__(self, size: int, counters: Counters, coordinator: Coordinator | None = None) -> None:
+    def __init__(
+        self, size: int, counters: Counters, coordinator: Coordinator | None = None, mode: str = REPLICATE
+    ) -> None:
         self.coordinator = coordinator or Coordinator(size)
+        self.mode = mode
+        if mode != REPLICATE:
+            self.coordinator.verdict = self._verdict
         self.counters = counters
         self.hubs: dict[int, HubSession] = {}
         self.session: ReceiverSession | None = None
         self.table: SlotTable | None = None
         self.news: list[tuple[str, Reason | None, int, int]] = []
         self._last_epoch = self.coordinator.epoch
+        self._claims: dict[int, Claims] = {}  # by slot: what the ranks say of the rows they judged
         self._commitable: dict[int, tuple[int, int]] = {}  # request -> (round, epoch) of its latest READY proposal
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
@@ -135,13 +147,32 @@ class RankGroup:
         """The request is closed."""
         self._commitable.pop(request, None)
 
-    def granted(self, slot: Slot, step: Header) -> None:
-        """The slot is granted by `step`: every member is granted it too."""
+    @property
+    def relays(self) -> bool:
+        """Whether rank 0's rows go on to the members."""
+        return self.mode == REPLICATE
+
+    def is_ours(self, owner: int) -> bool:
+        """Whether rank 0 itself asks the leader for the rows of a request of that owner."""
+        return self.mode != REQUEST_OWNER or owner == 0
+
+    def granted(self, slot: Slot, step: Header, owner: int = 0) -> None:
+        """The slot is granted by `step`: every member is granted it too. `owner`: the rank whose request it is, where that counts
+        (mode "request-owner")."""
         self.coordinator.granted(slot.index, slot.generation)
         slot.epoch = self.coordinator.epoch
         slot.consumers |= _GROUP_BIT
+        stated = owner if self.mode == REQUEST_OWNER else wire.OWNER_ALL
+        if self.mode != REPLICATE:
+            self._claims[slot.index] = Claims(slot.generation, stated, slot.depth)
         for hub in self.hubs.values():
-            hub.grant(slot, step)
+            hub.grant(slot, step, stated)
+
+    def unasked(self, slot: Slot, now_ns: int) -> None:
+        """Another rank owns the request: rank 0 has nothing against its proposal."""
+        slot.move(st.LAND)
+        slot.move(st.VOTE)
+        self._perform(self.coordinator.vote(0, slot.epoch, slot.index, slot.generation, READY), now_ns)
 
     def row(self, slot: Slot, row: int, header: Header) -> None:
         """A row that passed every check goes on to the members."""
@@ -151,8 +182,12 @@ class RankGroup:
 
     def completed(self, slot: Slot, now_ns: int) -> None:
         """Rank 0 has nothing against the proposal: the members get the COMPLETION, and rank 0 votes."""
-        for hub in self.hubs.values():
-            hub.complete(slot)
+        if self.relays:
+            for hub in self.hubs.values():
+                hub.complete(slot)
+        else:
+            assert self.session is not None
+            self._claims[slot.index].rows[0] = claim_of(slot, self.session.memory, self.session.terms)
         self._perform(self.coordinator.vote(0, slot.epoch, slot.index, slot.generation, READY), now_ns)
 
     def failed(self, slot: Slot, code: int) -> None:
@@ -174,8 +209,9 @@ class RankGroup:
         self.news.append(("rank_lost", reason, self.epoch, hub.rank))
         self._perform(self.coordinator.member_down(hub.rank), 0)
 
-    def heard(self, hub: HubSession, header: Header, now_ns: int) -> None:
-        """A member's frame, its header judged. Raises `PeerFault` for one that it should never have sent."""
+    def heard(self, hub: HubSession, header: Header, now_ns: int, claim: Claim | None = None) -> None:
+        """A member's frame, its header judged; `claim` is what a vote says of its rows. Raises `PeerFault` for one that it should
+        never have sent."""
         coordinator, rank, epoch = self.coordinator, hub.rank, header.epoch
         if self.hubs.get(rank) is not hub:
             raise PeerFault(Reason.SESSION_MISMATCH, f"rank {rank} has another link by now")
@@ -183,6 +219,7 @@ class RankGroup:
         if header.kind == wire.VOTE:
             if self.session is not None:
                 self.session.tick(now_ns)  # a budget that is spent goes before a vote that arrives after it
+            self._note_claim(rank, header, claim)
             actions = coordinator.vote(rank, epoch, header.slot, header.slot_generation, header.status)
         elif header.kind == wire.RELEASED:
             actions = coordinator.released(rank, epoch, header.slot, header.slot_generation)
@@ -194,6 +231,36 @@ class RankGroup:
         if coordinator.stale != stale:
             self.counters.refuse(Reason.GENERATION_STALE)
         self._perform(actions, now_ns)
+
+    # ---- what ranks claim of their rows -------------------------------------------------------------------------
+
+    def _note_claim(self, rank: int, header: Header, claim: Claim | None) -> None:
+        """Keeps what a ready vote says; raises `PeerFault(length_bounds)` for one that says nothing, or may not say anything."""
+        claims = self._claims.get(header.slot)
+        if claims is None or claims.generation != header.slot_generation:
+            expected = False if self.mode == REPLICATE else claim is not None  # the coordinator judges the rest
+        else:
+            expected = header.status == READY and claims.owner in (wire.OWNER_ALL, rank)
+            if expected and claim is not None:
+                claims.rows.setdefault(rank, claim)
+        if expected != (claim is not None):
+            raise PeerFault(Reason.LENGTH_BOUNDS, f"rank {rank} votes {'with' if claim else 'without'} a claim")
+
+    def _verdict(self, slot: int, generation: int) -> int:
+        """Whether the rows that all ranks judged go together (see `Coordinator.verdict`)."""
+        claims = self._claims[slot]
+        assert claims.generation == generation
+        assert self.session is not None
+        vocab_size = self.session.terms.vocab_size
+        code = judge_claims(claims.rows, vocab_size, claims.depth)
+        if code == 0 and any(not 0 <= token < vocab_size for claim in claims.rows.values() for token in claim.tokens):
+            return Reason.ID_RANGE.code
+        return code
+
+    def _tokens(self, slot: int) -> tuple[int, ...]:
+        """What a READY decision tells ranks that have no rows."""
+        claims = self._claims[slot]
+        return claims.rows[claims.owner].tokens
 
     # ---- what follows -------------------------------------------------------------------------------------------
 
@@ -215,8 +282,11 @@ class RankGroup:
     def _decide(self, decision: Decide, now_ns: int) -> None:
         if decision.code != READY:
             self._withdraw(decision.slot)
+        tokens = self._tokens(decision.slot) if self.mode == REQUEST_OWNER and decision.code == READY else ()
         for hub in self.hubs.values():
-            hub.decide(decision)
+            hub.decide(decision, tokens)
+        if tokens and self.session is not None and not self.is_ours(self._claims[decision.slot].owner):
+            put_tokens(self.session.table.slots[decision.slot], self.session.memory, tokens)
         self._settle(decision.slot, decision.generation, decision.code, now_ns)
 
     def _settle(self, index: int, generation: int, code: int, now_ns: int) -> None:
@@ -239,6 +309,9 @@ class RankGroup:
                 self.table.floor = max(self.table.floor, self.coordinator.floor)
         else:
             self._commitable.clear()
+            if self.session is not None:  # what was ready can't be committed any more: its request may go on
+                for request in self.session.requests.requests.values():
+                    request.in_flight = False
         if action.epoch != self._last_epoch:
             self._last_epoch = action.epoch
             self.counters.add("epochs_ended")
@@ -259,6 +332,7 @@ class HubSession(SessionMachine):
         self.group = group
         self.rank = rank
         self._digests = [bytearray(16 * terms.depth) for _ in range(terms.max_slots)]
+        self._ballot = bytearray(CLAIM_BYTES_MOST)
 
     def up(self) -> None:
         """The link runs: the rank is up."""
@@ -270,7 +344,7 @@ class HubSession(SessionMachine):
 
     # ---- frames to the member -----------------------------------------------------------------------------------
 
-    def grant(self, slot: Slot, step: Header) -> None:
+    def grant(self, slot: Slot, step: Header, owner: int) -> None:
         """GRANT of what `step` grants."""
         h = self._about(wire.GRANT, slot)
         h.position = slot.anchor
@@ -282,7 +356,7 @@ class HubSession(SessionMachine):
         h.support_policy = slot.support
         h.budget_us = step.budget_us
         h.epoch = slot.epoch
-        h.owner = wire.OWNER_ALL
+        h.owner = owner
         self._send(h)
 
     def row(self, slot: Slot, row: int, header: Header, memory: Memory) -> None:
@@ -315,14 +389,20 @@ class HubSession(SessionMachine):
         h.reply_digest = xxh3_64(self._digests[slot.index], 0, slot.depth * 16, 0)
         self._send(h)
 
-    def decide(self, decision: Decide) -> None:
-        """DECIDE."""
+    def decide(self, decision: Decide, tokens: tuple[int, ...] = ()) -> None:
+        """DECIDE, with the proposal's tokens for a rank that has no rows."""
         h = self.blank(wire.DECIDE)
         h.slot = decision.slot
         h.slot_generation = decision.generation
         h.epoch = decision.epoch
         h.status = decision.code
-        self._send(h)
+        if not tokens:
+            self._send(h)
+            return
+        payload = array("i", tokens).tobytes()
+        h.payload_length = len(payload)
+        h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
+        self._send(h, bytearray(payload), 0, len(payload))
 
     def refuse_step(self, request: int, generation: int, round: int, reason: Reason) -> None:
         """STATUS about a STEP that was not sent."""
@@ -363,14 +443,19 @@ class HubSession(SessionMachine):
     # ---- what the assembler tells -------------------------------------------------------------------------------
 
     def accept(self, header: Header, landing: Landing, now_ns: int) -> int:
-        """See `FrameSink.accept`. No frame of a member has a payload."""
+        """See `FrameSink.accept`. No frame of a member has a payload but a vote that says what its rows claim."""
         code = self.check_peer(header)
         if code:
             return -code
+        if header.payload_length > (8 + 12 * self.terms.depth if self.group.mode != REPLICATE else 0):
+            return -Reason.LENGTH_BOUNDS.code
+        landing.memory = self._ballot
         if header.kind not in _FROM_MEMBERS:
             return -Reason.UNEXPECTED_KIND.code
         if header.kind in _ABOUT_SLOTS and header.slot >= self.terms.max_slots:
             return -Reason.SLOT_BOUNDS.code
+        if header.payload_digest and not header.payload_length:
+            return -Reason.RESERVED_BITS.code
         status = 0 if header.kind == wire.AGREE else header.status
         unfit = status if header.kind in _WITHOUT_REASON else not status if header.kind in _WITH_REASON else False
         if status > len(Reason) or unfit:
@@ -388,8 +473,15 @@ class HubSession(SessionMachine):
             self.news.append(("member_status", Reason.from_code(header.status), header.slot, header.slot_generation))
             return 0
         try:
-            self.group.heard(self, header, now_ns)
+            self.group.heard(self, header, now_ns, self._claim(header) if header.payload_length else None)
         except PeerFault as fault:
             self.news.append(("member_fault", fault.reason, header.slot, header.slot_generation))
             return -fault.reason.code
         return 0
+
+    def _claim(self, header: Header) -> Claim:
+        """The payload of a vote. Raises `PeerFault`."""
+        seed = header.payload_seed(self.terms.leader_nonce)
+        if xxh3_64(self._ballot, 0, header.payload_length, seed) != header.payload_digest:
+            raise PeerFault(Reason.PAYLOAD_DIGEST, f"a vote of rank {self.rank}")
+        return Claim.unpack(self._ballot, header.payload_length)

@@ -42,7 +42,11 @@ cdef class LandingSession(SessionMachine):
     cdef int _check_row(self, Slot slot, Header header) except -1
     cdef int _land(self, Slot slot, Header header, Landing landing) except? -999
     cpdef progress(self, Header header, Py_ssize_t landed)
-    @cython.locals(slot=Slot, at=Py_ssize_t, u24=uint32_t, code=int, seed=uint64_t, bit=uint64_t)
+    @cython.locals(seed=uint64_t, index=int64_t)
+    cdef int _judge_values(self, Header header, Py_ssize_t at, int64_t token, uint32_t u24) except -1
+    @cython.locals(inside=bint, drawn=bint, token=int64_t, code=int)
+    cdef int _judge_shard(self, Header header, Py_ssize_t at, uint32_t u24) except -1
+    @cython.locals(slot=Slot, at=Py_ssize_t, u24=uint32_t, code=int, bit=uint64_t)
     cpdef finish_row(self, Header header, int64_t now_ns)
     @cython.locals(slot=Slot, code=int)
     cpdef finish_proposal(self, Header header, int64_t now_ns)

@@ -204,7 +204,7 @@ class LandingSession(SessionMachine):
             return _ROUND_MISMATCH
         if header.depth != slot.depth:
             return _DEPTH_MISMATCH
-        if header.shard != 0:
+        if header.shard != self.terms.shard:
             return _ID_RANGE
         if header.context != slot.context:
             return _CONTEXT_MISMATCH
@@ -219,19 +219,22 @@ class LandingSession(SessionMachine):
         self._row = row
         if header.representation != slot.representation:
             return _REPRESENTATION
-        if header.first_id != 0 or header.end_id != self.terms.vocab_size:
+        if header.first_id != self.terms.first_id or header.end_id != self.terms.end_id:
             return _ID_RANGE
-        if header.shard_mass != 16777216 or header.mass_before != 0:
+        if not self.terms.sharded:
+            if header.shard_mass != 16777216 or header.mass_before != 0:
+                return _MASS
+        elif header.mass_before > 16777216 or header.shard_mass > 16777216 - header.mass_before:
             return _MASS
         if header.draw_counter != 0:
             return _DRAW_MISMATCH
         if header.representation == 1:
-            if header.entry_count != self.terms.vocab_size:
+            if header.entry_count != self.terms.shard_entries:
                 return _SUPPORT_BOUNDS
             if header.payload_length != self.terms.dense_row_bytes:
                 return _LENGTH_BOUNDS
         else:
-            if header.entry_count < 1 or header.entry_count > slot.support:
+            if header.entry_count > slot.support or (header.entry_count < 1 and not self.terms.sharded):
                 return _SUPPORT_BOUNDS
             if header.payload_length != header.entry_count * 8:
                 return _LENGTH_BOUNDS
@@ -269,30 +272,19 @@ class LandingSession(SessionMachine):
         u24 = _NO_PROOF
         if self.terms.draw_proof:
             u24 = draw_u24(slot.seed, 1, slot.request_generation, slot.round, header.position)
-        if header.representation == 1:
-            code = self.cursor.finish(header.payload_digest, 16777216, header.token, u24)
+        if self.terms.sharded:
+            code = self._judge_shard(header, at, u24)
         else:
-            seed = header.payload_seed(self.terms.leader_nonce)
-            if xxh3_64(self.memory, at, header.payload_length, seed) != header.payload_digest:
-                code = _PAYLOAD_DIGEST
-            else:
-                code = validate_sparse_row(
-                    self.memory,
-                    at,
-                    at + header.entry_count * 4,
-                    header.entry_count,
-                    0,
-                    self.terms.vocab_size,
-                    16777216,
-                    header.token,
-                    u24,
-                )
+            code = self._judge_values(header, at, header.token, u24)
         if code:
             self.discard(slot, code)
             return
         wire._put32(self.memory, slot.meta_at + self._row * 4, header.token)
         wire._put32(self.memory, slot.meta_at + (slot.depth + self._row) * 4, header.entry_count)
         wire.put_digest_entry(slot.digests, self._row, header.position, header.payload_length, header.payload_digest)
+        if self.terms.sharded:
+            wire._put32(slot.masses, self._row * 8, header.shard_mass)
+            wire._put32(slot.masses, self._row * 8 + 4, header.mass_before)
         bit = 1  # a 64-bit local in the compiled build: a C int would overflow at row 31
         slot.rows_done |= bit << self._row
         slot.last_row_ns = now_ns
@@ -300,6 +292,39 @@ class LandingSession(SessionMachine):
         self.rows += 1
         if self.relays:
             self.row_done(slot, self._row, header)
+
+    def _judge_values(self, header: Header, at: int, token: int, u24: int) -> int:
+        """The payload at `at`: its digest, then its values. `token`: -1 for one of another shard; `u24` counts from the mass
+        before this one."""
+        if header.representation == 1:
+            index = token if token < 0 else token - self.terms.first_id
+            return self.cursor.finish(header.payload_digest, header.shard_mass, index, u24)
+        seed = header.payload_seed(self.terms.leader_nonce)
+        if xxh3_64(self.memory, at, header.payload_length, seed) != header.payload_digest:
+            return _PAYLOAD_DIGEST
+        return validate_sparse_row(
+            self.memory,
+            at,
+            at + header.entry_count * 4,
+            header.entry_count,
+            self.terms.first_id,
+            self.terms.end_id,
+            header.shard_mass,
+            token,
+            u24,
+        )
+
+    def _judge_shard(self, header: Header, at: int, u24: int) -> int:
+        """`_judge_values` of a vocabulary shard: the token lies in it exactly when u24 falls into its mass (SPEC section 4)."""
+        inside = header.token >= self.terms.first_id and header.token < self.terms.end_id
+        token = header.token if inside else -1
+        if u24 == _NO_PROOF:
+            return self._judge_values(header, at, token, u24)
+        drawn = u24 >= header.mass_before and u24 - header.mass_before < header.shard_mass
+        code = self._judge_values(header, at, token, u24 - header.mass_before if inside and drawn else _NO_PROOF)
+        if code == 0 and inside != drawn:
+            return _DRAW_MISMATCH
+        return code
 
     def finish_proposal(self, header: Header, now_ns: int) -> None:
         """`FrameSink.finish` of a COMPLETION."""

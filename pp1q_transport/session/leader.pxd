@@ -41,9 +41,12 @@ cdef class LeaderSession(SessionMachine):
     cdef public uint64_t rows, completions
     cdef uint8_t[::1] _tokens
 
-    @cython.locals(h=Header)
     cpdef bint put_row(self, Grant grant, uint32_t generation, uint32_t position, int64_t token, uint32_t entries,
                        const uint8_t[::1] memory, Py_ssize_t offset, Py_ssize_t length) except -1
+    @cython.locals(h=Header)
+    cpdef bint put_shard(self, Grant grant, uint32_t generation, uint32_t position, int64_t token, uint32_t entries,
+                         const uint8_t[::1] memory, Py_ssize_t offset, Py_ssize_t length, uint32_t shard_mass,
+                         uint32_t mass_before) except -1
     cdef int _check_payload(self, Grant grant, uint32_t entries, Py_ssize_t length) except -1
     @cython.locals(h=Header)
     cdef int _complete(self, Grant grant, int status) except -1

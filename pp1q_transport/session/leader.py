@@ -110,12 +110,30 @@ class LeaderSession(SessionMachine):
         offset: int,
         length: int,
     ) -> bool:
-        """Queues the REPLY of `position`; after the last one the COMPLETION follows by itself.
+        """Queues the REPLY of `position`; after the last one the COMPLETION follows by itself. For a session of whole rows.
 
         `generation` is the slot generation the caller drafted for. False when it is dead (the row is dropped). Rows come in
         order, since each is conditioned on the tokens before it. The payload is `length` bytes at `memory[offset:]`; leave them
         alone until they are sent.
         """
+        if self.terms.sharded:
+            raise LocalMisuse(f"the rows of this session are those of shard {self.terms.shard}")
+        return self.put_shard(grant, generation, position, token, entries, memory, offset, length, 16777216, 0)
+
+    def put_shard(
+        self,
+        grant: Grant,
+        generation: int,
+        position: int,
+        token: int,
+        entries: int,
+        memory: ReadMemory,
+        offset: int,
+        length: int,
+        shard_mass: int,
+        mass_before: int,
+    ) -> bool:
+        """`put_row` of this session's shard of the vocabulary: `entries` of it with `shard_mass` in all, behind `mass_before`."""
         if grant.state == _DEAD or grant.state == _IDLE or grant.generation != generation:
             return False
         if grant.state != _DRAFTING:
@@ -133,10 +151,10 @@ class LeaderSession(SessionMachine):
         h.token = token
         h.draw_counter = 0
         h.context = grant.context
-        h.first_id = 0
-        h.end_id = self.terms.vocab_size
-        h.shard_mass = 16777216
-        h.mass_before = 0
+        h.first_id = self.terms.first_id
+        h.end_id = self.terms.end_id
+        h.shard_mass = shard_mass
+        h.mass_before = mass_before
         h.payload_digest = xxh3_64(memory, offset, length, h.payload_seed(self.terms.leader_nonce))
         self.outbox.frame(h, memory, offset, length, grant.slot)
         wire.put_digest_entry(grant.digests, grant.rows, position, length, h.payload_digest)
@@ -149,9 +167,9 @@ class LeaderSession(SessionMachine):
 
     def _check_payload(self, grant: Grant, entries: int, length: int) -> int:
         if grant.representation == 1:
-            if entries != self.terms.vocab_size or length != self.terms.dense_row_bytes:
-                raise LocalMisuse(f"a dense row is {self.terms.vocab_size} entries in {self.terms.dense_row_bytes} bytes")
-        elif entries < 1 or entries > grant.support or length != entries * 8:
+            if entries != self.terms.shard_entries or length != self.terms.dense_row_bytes:
+                raise LocalMisuse(f"a dense row is {self.terms.shard_entries} entries in {self.terms.dense_row_bytes} bytes")
+        elif (entries < 1 and not self.terms.sharded) or entries > grant.support or length != entries * 8:
             raise LocalMisuse(f"a sparse row is 1..{grant.support} entries of 8 bytes")
         return 0
 
@@ -189,6 +207,7 @@ class LeaderSession(SessionMachine):
         h.slot_generation = grant.generation
         h.round = grant.round
         h.depth = grant.depth
+        h.shard = self.terms.shard
         return h
 
     # ---- what the assembler tells -------------------------------------------------------------------------------

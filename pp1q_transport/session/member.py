@@ -62,6 +62,7 @@ class MemberSession(LandingSession):
         if table.rank != member.rank:
             raise LocalMisuse(f"the slot table of rank {table.rank} at rank {member.rank}")
         self.member: Member = member
+        self.decision_bytes: int = 0  # the most that a DECIDE may carry
         self.refusals: list[tuple[int, int, int, Reason]] = []  # (request, generation, round, why): rank 0 sent no STEP
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
@@ -183,6 +184,10 @@ class MemberSession(LandingSession):
         kind = header.kind
         if kind == 4 or kind == 5:  # REPLY, COMPLETION
             return self.accept_row(header, landing)
+        if kind == 14 and header.payload_length > self.decision_bytes:
+            return -_LENGTH_BOUNDS
+        if kind == 14 and header.payload_digest and not header.payload_length:
+            return -_RESERVED_BITS
         if kind == 12 or kind == 14:  # GRANT, DECIDE
             return -_SLOT_BOUNDS if header.slot >= self.terms.max_slots else 0
         if kind == 10 or kind == 16:  # STATUS, EPOCH
@@ -227,8 +232,7 @@ class MemberSession(LandingSession):
     def _judge_grant(self, header: Header) -> int:
         """Raises `PeerFault` for a GRANT that no member of these terms can take."""
         terms = self.terms
-        if header.owner != wire.OWNER_ALL:
-            raise PeerFault(Reason.SEMANTIC_MISMATCH, f"rows for rank {header.owner} alone")
+        self._judge_owner(header)
         if header.budget_us < 1:
             raise PeerFault(Reason.LIMITS_MISMATCH, "a budget of 0")
         if header.depth < 1 or header.depth > terms.depth:
@@ -244,6 +248,10 @@ class MemberSession(LandingSession):
         if not fits:
             raise PeerFault(Reason.SUPPORT_BOUNDS, f"support {header.support_policy}")
         return 0
+
+    def _judge_owner(self, header: Header) -> None:
+        if header.owner != wire.OWNER_ALL:
+            raise PeerFault(Reason.SEMANTIC_MISMATCH, f"rows for rank {header.owner} alone")
 
     def _grant(self, header: Header, now_ns: int) -> int:
         self._judge_grant(header)

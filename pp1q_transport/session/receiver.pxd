@@ -12,13 +12,14 @@ from pp1q_transport.wire cimport Header
 
 
 cdef class ReceiverSession(LandingSession):
-    cdef public object group
+    cdef public object group, opened
 
     @cython.locals(h=Header, slot=Slot)
     cpdef Slot step(self, Request request, int64_t now_ns, uint32_t depth, double temperature, uint32_t support,
                     uint32_t representation, uint64_t target_context, int64_t budget_us, uint64_t trace_id)
     @cython.locals(budget_us=int64_t)
     cdef _mark(self, Slot slot, Header h, int64_t now_ns)
+    cdef _grant(self, Slot slot, Header h, Request request, int64_t now_ns)
     cpdef row_done(self, Slot slot, uint32_t row, Header header)
     cpdef completed(self, Slot slot, int64_t now_ns)
     cpdef decide(self, Slot slot, int code, int64_t now_ns)

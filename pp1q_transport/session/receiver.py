@@ -17,6 +17,7 @@ from . import slots as st
 from .assembler import Landing
 from .landing import LandingSession
 from .outbox import NO_KEY
+from .shards import REQUEST_OWNER
 from .slots import Slot, SlotTable
 from .terms import SessionTerms
 
@@ -53,14 +54,23 @@ class ReceiverSession(LandingSession):
     ) -> None:
         super().__init__(terms, table, memory, requests, counters, quarantine_bound)
         self.group: RankGroup | None = group
-        self.relays = group is not None
+        self.relays = group is not None and group.relays
+        self.opened: set[int] | None = None
+        """Not None: a request is told to the leader with its first STEP on this link, and these have been (mode "request-owner",
+        where only the rank that owns a request asks for its rows)."""
         if group is not None:
+            if group.mode == REQUEST_OWNER:
+                self.opened = set()
             group.join(self)
 
     # ---- what the engine asks for -------------------------------------------------------------------------------
 
     def open(self, request: Request) -> None:
-        """Tells the leader of a request and its committed tokens (OPEN)."""
+        """Tells the leader of a request and its committed tokens (OPEN), unless its first STEP will do so (`opened`)."""
+        if self.opened is None:
+            self._send_open(request)
+
+    def _send_open(self, request: Request) -> None:
         self.terms.judge_tokens(request.tokens, 0, request.max_position)
         h = self.blank(wire.OPEN)
         h.request = request.request
@@ -108,6 +118,8 @@ class ReceiverSession(LandingSession):
             if self.table.exhausted():
                 raise PeerFault(Reason.GENERATION_EXHAUSTED, "slot_generation")
             return None
+        if self.group is not None and self.group.is_ours(request.owner):
+            self.ask_first(request)
         h = self.blank(wire.STEP)
         h.request = request.request
         h.request_generation = request.generation
@@ -127,10 +139,25 @@ class ReceiverSession(LandingSession):
         self._mark(slot, h, now_ns)
         slot.seed = request.seed
         request.in_flight = True
-        if self.group is not None:
-            self.group.granted(slot, h)
-        self.outbox.frame(h, None, 0, 0, NO_KEY)
+        self._grant(slot, h, request, now_ns)
         return slot
+
+    def _grant(self, slot: Slot, h: Header, request: Request, now_ns: int) -> None:
+        """Tells the group of the grant, and the leader (STEP) unless another rank asks for the rows."""
+        if self.group is None:
+            self.outbox.frame(h, None, 0, 0, NO_KEY)
+            return
+        self.group.granted(slot, h, request.owner)
+        if not self.group.is_ours(request.owner):
+            self.group.unasked(slot, now_ns)
+            return
+        self.outbox.frame(h, None, 0, 0, NO_KEY)
+
+    def ask_first(self, request: Request) -> None:
+        """The OPEN that goes before the first STEP of a request, where `opened` says so."""
+        if self.opened is not None and request.request not in self.opened:
+            self._send_open(request)
+            self.opened.add(request.request)
 
     def _mark(self, slot: Slot, h: Header, now_ns: int) -> None:
         """Writes what the STEP grants into the slot, and arms its budget."""
@@ -156,6 +183,8 @@ class ReceiverSession(LandingSession):
             self.group.check_commit(request.request, round)
         request.extend(fresh)
         request.in_flight = False
+        if self.opened is not None and request.request not in self.opened:
+            return
         h = self.blank(wire.COMMIT)
         h.request = request.request
         h.request_generation = request.generation
@@ -172,6 +201,10 @@ class ReceiverSession(LandingSession):
         self.cancel_request(request, Reason.CANCELLED)
         if self.group is not None:
             self.group.forget(request.request)
+        if self.opened is not None:
+            if request.request not in self.opened:
+                return
+            self.opened.discard(request.request)
         h = self.blank(wire.CLOSE)
         h.request = request.request
         h.request_generation = request.generation
@@ -236,6 +269,8 @@ class ReceiverSession(LandingSession):
             request.discard()
 
     def _tell_reset(self, slot: Slot, code: int) -> None:
+        if self.opened is not None and slot.request not in self.opened:
+            return
         h = self.blank(wire.RESET)
         h.request = slot.request
         h.request_generation = slot.request_generation

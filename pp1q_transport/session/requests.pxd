@@ -9,7 +9,7 @@ cdef class Request:
     cdef public uint64_t request, seed
     cdef public object tokens
     cdef public uint64_t prefix_low, prefix_high
-    cdef public uint32_t max_position, generation, round, anchor
+    cdef public uint32_t max_position, generation, round, anchor, owner
     cdef public bint in_flight, drew
     cdef public uint32_t drew_generation, drew_round
     cpdef int check_round(self) except -1

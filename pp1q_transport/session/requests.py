@@ -32,6 +32,8 @@ class Request:
         self.max_position: int = max_position
         self.generation: int = generation
         self.round: int = 0
+        self.owner: int = 0
+        """The rank that samples it and so has its rows, where a group's mode asks for one ("request-owner")."""
         self.in_flight: bool = False
         self.drew: bool = False  # leader: whether a key was ever used
         self.drew_generation: int = 0

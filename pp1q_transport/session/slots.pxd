@@ -36,7 +36,7 @@ cdef class Slot:
     cdef public int reason
     cdef public bint decided, fenced
     cdef public uint32_t epoch
-    cdef public uint8_t[::1] digests
+    cdef public uint8_t[::1] digests, masses
     @cython.locals(after=int)
     cpdef int move(self, int event) except -1
 

@@ -124,6 +124,8 @@ class Slot:
         self.epoch: int = 0
         """The group's epoch that granted it; 0 in a group of one."""
         self.digests = bytearray(16 * geometry.depth)
+        self.masses = bytearray(8 * geometry.depth)
+        """Of a vocabulary shard's rows: u32 shard_mass and u32 mass_before of each."""
 
     def move(self, event: int) -> None:
         """Applies one event of `TRANSITIONS`; an illegal one raises `LocalMisuse` and changes nothing."""

@@ -18,7 +18,8 @@ MAX_DEPTH: Final = 32  # one bit a row in a slot's mark
 
 
 class SessionTerms:
-    """The negotiated bounds and identities of one session (all integers; sizes in bytes)."""
+    """The negotiated bounds and identities of one session (all integers; sizes in bytes). `shard` is the number of the vocabulary
+    shard whose rows travel here, [`first_id`, `end_id`) its range; `end_id` 0 stands for the whole vocabulary."""
 
     def __init__(
         self,
@@ -33,9 +34,15 @@ class SessionTerms:
         sparse: bool = True,
         draw_proof: bool = True,
         max_context_tokens: int = 131072,
+        shard: int = 0,
+        first_id: int = 0,
+        end_id: int = 0,
     ) -> None:
         if not 1 <= depth <= MAX_DEPTH:
             raise LocalMisuse(f"depth {depth} is outside 1..{MAX_DEPTH}")
+        end_id = end_id or vocab_size
+        if not 0 <= first_id < end_id <= vocab_size:
+            raise LocalMisuse(f"a shard of [{first_id}, {end_id}) in a vocabulary of {vocab_size}")
         self.session: int = session
         self.leader_nonce: int = leader_nonce
         self.receiver_nonce: int = receiver_nonce
@@ -47,7 +54,12 @@ class SessionTerms:
         self.sparse: bool = sparse
         self.draw_proof: bool = draw_proof
         self.max_context_tokens: int = max_context_tokens
-        self.dense_row_bytes: int = (vocab_size * 4 + 63) // 64 * 64
+        self.shard: int = shard
+        self.first_id: int = first_id
+        self.end_id: int = end_id
+        self.shard_entries: int = end_id - first_id
+        self.sharded: bool = self.shard_entries < vocab_size
+        self.dense_row_bytes: int = (self.shard_entries * 4 + 63) // 64 * 64
         self.max_payload: int = max(self.dense_row_bytes, support * 8, max_context_tokens * 4)
 
     def geometry(self) -> SlotGeometry:

@@ -12,24 +12,28 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, ProposalDiscarded, Reason
-from ..verify import target_only
+from ..session.shards import REPLICATE, VOCABULARY
+from ..verify import QRow, target_only
 from .journaled import JournaledLoop
 from .rounds import PROMPT, Outcome, re_form
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ..client import AttachedReceiver, Ticket
+    from ..client import AttachedReceiver, Proposal, Q, Ticket
     from ..session.requests import Request
     from .journaled import Journal
     from .sidecar import Shape
 
 AGREE_S: Final = 2.0
 AGREE_LOOK_S: Final = 0.002
+GATHER_LOOK_S: Final = 0.0002
 PARTING_LOOK_S: Final = 0.02
 
 
@@ -44,6 +48,7 @@ class FileCollective:
         self._directory = directory
         self._rank = rank
         self._ranks = ranks
+        self._gathered: Path | None = None
         directory.mkdir(exist_ok=True)
 
     def agree(self, epoch: int, tokens: Mapping[int, Sequence[int]], done: int) -> tuple[dict[int, list[int]], int]:
@@ -70,6 +75,25 @@ class FileCollective:
                     raise PeerFault(Reason.RANK_DISAGREE, f"request {name}: {len(short)} tokens are no prefix of {len(long)}")
                 agreed[int(name)] = long
         return agreed, done
+
+    def gather(self, name: str, part: bytes, look: Callable[[], object]) -> list[bytes]:
+        """What every rank gives under `name`, by rank: the toy's all-gather. It waits as long as `look` raises nothing, which is
+        called meanwhile. A rank that has all parts of one name has no need of the last one's."""
+        own = self._directory / f"{name}-rank-{self._rank}"
+        draft = own.with_suffix(".new")
+        draft.write_bytes(part)
+        os.replace(draft, own)
+        parts = []
+        for rank in range(self._ranks):
+            path = self._directory / f"{name}-rank-{rank}"
+            while not path.exists():
+                look()
+                time.sleep(GATHER_LOOK_S)
+            parts.append(path.read_bytes())
+        if self._gathered is not None:
+            self._gathered.unlink(missing_ok=True)
+        self._gathered = own
+        return parts
 
     def finished(self) -> bool:
         """Says that this rank has done all its rounds; whether every rank has."""
@@ -181,6 +205,33 @@ class GroupLoop(JournaledLoop):
             raise EpochOver from discarded
         return Outcome(proposal.round, proposal.generation, ready=True)
 
+    def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
+        """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary"
+        the ranges of every row (a real engine would reduce partial sums instead), in "request-owner" what the owner sampled."""
+        mode = self.receiver.group_mode
+        if mode == REPLICATE:
+            return super()._chain(request, proposal)
+        name = f"{mode}-{self._epoch}-{request.request}-{proposal.round}"
+        owns = mode == VOCABULARY or request.owner == self.receiver.rank
+        said: object = None
+        if mode == VOCABULARY:
+            said = [_packed(proposal.q(index)) for index in range(proposal.depth)]
+        elif owns:
+            said = super()._chain(request, proposal)
+        parts = self._collective.gather(name, json.dumps(said).encode(), self._still)
+        heard = [json.loads(part) for part in parts]
+        if mode == VOCABULARY:
+            rows = [_whole([part[index] for part in heard]) for index in range(proposal.depth)]
+            return self._verified(request, proposal, rows)
+        accepted, tokens = heard[request.owner]
+        return accepted, tokens
+
+    def _still(self) -> None:
+        """Raises `EpochOver` when the epoch is: some rank is dead, and gives nothing any more."""
+        self.receiver.poll()
+        if not self.receiver.up or self.receiver.epoch != self._epoch:
+            raise EpochOver
+
     def _alone(self, request: Request, discarded: ProposalDiscarded) -> Outcome:
         """Every rank goes on alone by the same noise; unless it is the epoch that is over."""
         if not self.receiver.up or self.receiver.epoch != self._epoch:
@@ -196,3 +247,16 @@ class GroupLoop(JournaledLoop):
             raise EpochOver from over
         self._note(request, known, [token])
         return Outcome(discarded.round, generation, ready=False)
+
+
+def _packed(row: Q) -> tuple[list[float], list[int] | None]:
+    """A rank's range of a row as JSON holds it: FP32 values are exact in it."""
+    return row.values.tolist(), None if row.ids is None else row.ids.tolist()
+
+
+def _whole(parts: list[tuple[list[float], list[int] | None]]) -> QRow:
+    """The row that the ranges of all ranks make together."""
+    values = np.array([value for part in parts for value in part[0]], np.float32)
+    if parts[0][1] is None:
+        return QRow(values, None)
+    return QRow(values, np.array([token for part in parts for token in part[1] or ()], np.int32))

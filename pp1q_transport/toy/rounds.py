@@ -237,23 +237,32 @@ class TargetLoop:
 
     def _verify(self, request: Request, proposal: Proposal) -> None:
         result = self.result
+        known = request.tokens[-2:].tolist()
+        accepted, tokens = self._chain(request, proposal)
+        result.ready += 1
+        result.latencies_ns.append(proposal.latency_ns)
+        result.accepted += accepted
+        proposal.commit(accepted, tokens)
+        self._note(request, known, tokens)
+
+    def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
+        """How many drafts are accepted, and all tokens to commit."""
+        rows = [proposal.q(index) for index in range(proposal.depth)]
+        return self._verified(request, proposal, [QRow(row.values, row.ids) for row in rows])
+
+    def _verified(self, request: Request, proposal: Proposal, rows: list[QRow]) -> tuple[int, list[int]]:
         drafted = proposal.tokens.tolist()
         known = request.tokens[-2:].tolist()
-        rows = [proposal.q(index) for index in range(proposal.depth)]
         verdict = self._verifier(
             drafted,
-            [QRow(row.values, row.ids) for row in rows],
+            rows,
             lambda index: self._target.weights(known + drafted[:index]),
             request.seed,
             proposal.generation,
             proposal.round,
             proposal.first_position,
         )
-        result.ready += 1
-        result.latencies_ns.append(proposal.latency_ns)
-        result.accepted += verdict.accepted_drafts
-        proposal.commit(verdict.accepted_drafts, verdict.committed_tokens)
-        self._note(request, known, verdict.committed_tokens)
+        return verdict.accepted_drafts, list(verdict.committed_tokens)
 
     def _target_only(self, request: Request, round_number: int) -> None:
         """The round goes on from the committed prefix, with noise of the new generation."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -44,10 +44,16 @@ class Shape:
     link: str = "tcp"
     budget_us: int = 2_000_000
     think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
+    mode: str = "replicate"  # how the ranks share the rows
+
+    @property
+    def own_links(self) -> bool:
+        """Whether every rank has a link of its own to the leader."""
+        return self.ranks > 1 and self.mode != "replicate"
 
     def packed(self) -> str:
         """As one command-line argument."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+        return json.dumps(asdict(self))
 
     @classmethod
     def unpacked(cls, text: str) -> Shape:
@@ -79,8 +85,8 @@ class Deployment:
         self._home = tempfile.TemporaryDirectory(prefix="pp1q-")
         self.home = Path(self._home.name)
         self.parts: dict[str, Part] = {}
-        ports = _free_ports(2)
-        self._write_configs(f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}")
+        ports = [f"tcp://127.0.0.1:{port}" for port in _free_ports(1 + (shape.ranks if shape.own_links else 1))]
+        self._write_configs(ports[1:], ports[0])
         module = [sys.executable, "-m", "pp1q_transport.cli"]
         self._add("leader", [*module, "daemon", "--config", str(self.home / "leader.toml")])
         for rank in range(shape.ranks):
@@ -105,17 +111,22 @@ class Deployment:
 
     # ---- configurations -----------------------------------------------------------------------------------------
 
-    def _write_configs(self, peer: str, group: str) -> None:
+    def _write_configs(self, links: list[str], group: str) -> None:
+        """`links` are the leader's endpoints: one for each rank that has a link to it."""
         shape = self.shape
-        size = {"size": shape.ranks, "mode": "replicate"}
-        far = {"group_size": shape.ranks} if shape.ranks > 1 else {}
-        target = {"name": "group-a", "listen": peer, "link": shape.link, **far}
-        self._write("leader", {"daemon": self._daemon("leader")}, [target])
+        size = {"size": shape.ranks, "mode": shape.mode}
+        targets: list[dict[str, object]] = []
+        for rank, link in enumerate(links):
+            far: dict[str, object] = {"group_size": shape.ranks} if shape.ranks > 1 else {}
+            if shape.own_links:
+                far |= {"group": "group-a", "group_mode": shape.mode, "group_rank": rank}
+            targets.append({"name": f"group-a{rank or ''}", "listen": link, "link": shape.link, **far})
+        self._write("leader", {"daemon": self._daemon("leader")}, targets)
         for rank in range(shape.ranks):
             tables: dict[str, dict[str, object]] = {"daemon": self._daemon(f"receiver{rank}", role="receiver")}
             if shape.ranks > 1:
                 tables["group"] = {**size, "rank": rank, ("listen" if rank == 0 else "connect"): group}
-            peers = [{"name": "leader", "connect": peer, "link": shape.link}] if rank == 0 else []
+            peers = [{"name": "leader", "connect": links[rank], "link": shape.link}] if rank < len(links) else []
             self._write(f"receiver{rank}", tables, peers)
 
     def _daemon(self, name: str, role: str = "leader") -> dict[str, object]:

@@ -8,10 +8,10 @@ import pytest
 
 from pp1q_transport.errors import Reason
 
-from . import cases_group, cases_handshake, cases_headers, cases_requests, cases_rows, cases_time
+from . import cases_group, cases_handshake, cases_headers, cases_requests, cases_rows, cases_shards, cases_time
 from .case import Case
 
-TABLES = (cases_headers, cases_requests, cases_rows, cases_time, cases_handshake, cases_group)
+TABLES = (cases_headers, cases_requests, cases_rows, cases_time, cases_handshake, cases_group, cases_shards)
 CASES: tuple[Case, ...] = tuple(case for table in TABLES for case in table.CASES)
 
 # Members of the closed list that no case can meet in this build, each with its why.
