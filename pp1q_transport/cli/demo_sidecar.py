@@ -19,6 +19,7 @@ from ._common import command_errors, setup_logging
 if TYPE_CHECKING:
     from ..toy.sidecar import Deployment, Shape
 
+MODES: Final = ("replicate", "vocabulary", "request-owner")
 P_VALUE_LEAST: Final = 1e-6
 LOOK_S: Final = 0.2
 END_S: Final = 600.0
@@ -34,13 +35,8 @@ FREE_S: Final = 5.0
 @click.option("--vocab", type=click.IntRange(64, 1 << 20), default=129280, help="Vocabulary size.")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise.")
 @click.option("--idle", type=click.Choice(["block", "spin", "spin-then-block"]), default="block", help="How everybody waits.")
+@click.option("--mode", type=click.Choice(MODES), default="replicate", help="How the ranks share q.")
 @click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="Between the daemons.")
-@click.option(
-    "--mode",
-    type=click.Choice(["replicate", "vocabulary", "request-owner"]),
-    default="replicate",
-    help="How ranks share the rows: all whole, each its range of the vocabulary, or whole to the rank that samples.",
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
 @command_errors
@@ -53,8 +49,8 @@ def demo_sidecar(
     vocab: int,
     seed: int,
     idle: str,
-    link: str,
     mode: str,
+    link: str,
     as_json: bool,
     verbose: int,
 ) -> None:

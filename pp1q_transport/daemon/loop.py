@@ -188,7 +188,7 @@ class Loop:
     def _watch(self, attached: Attached | None) -> bool:
         """Brings the list of what can wake us up to date; most often nothing changed. False: an engine has something to do.
         (poll, not epoll: a descriptor that was closed and came back as another would be missing from a kernel's list.)"""
-        state: list[object] = [attached]
+        state: list[object] = [attached.serial if attached is not None else 0]
         busy = False
         for engine, _serve in self.engines:  # each must be asked, since each is told that the sleep is over
             how = engine.rest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import select
@@ -133,7 +134,10 @@ class Pending:
 class Attached:
     """A process that shares memory with this daemon. Wait on `sock` for its end, on `channel` for its records."""
 
+    _count = itertools.count(1)
+
     def __init__(self, channel: Channel, pending: Pending) -> None:
+        self.serial = next(self._count)  # tells it from all others without keeping its memory alive
         self.channel = channel
         self.sock = pending.sock
         self.pid: int = pending.pid

@@ -236,6 +236,7 @@ class GroupLoop(JournaledLoop):
         """Every rank goes on alone by the same noise; unless it is the epoch that is over."""
         if not self.receiver.up or self.receiver.epoch != self._epoch:
             raise EpochOver from discarded
+        self._think()
         known = request.tokens[-2:].tolist()
         weights, _ = self._target.weights(known)
         generation = discarded.generation or request.generation

@@ -130,10 +130,17 @@ class JournaledLoop(TargetLoop):
         """See `TargetLoop.after_round`."""
         self.journal.add(request, before, outcome, self._issued_ns[request.request])
 
-    def _verify(self, request: Request, proposal: Proposal) -> None:
+    def _think(self) -> None:
         if self._think_s:
             time.sleep(self._think_s)
+
+    def _verify(self, request: Request, proposal: Proposal) -> None:
+        self._think()
         super()._verify(request, proposal)
+
+    def _target_only(self, request: Request, round_number: int) -> None:
+        self._think()
+        super()._target_only(request, round_number)
 
     def _issue(self, request: Request) -> tuple[Request, int, Ticket | None]:
         issued = super()._issue(request)

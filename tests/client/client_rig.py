@@ -27,6 +27,7 @@ SLOTS = 4
 SHAPE = Shape(vocab_size=VOCAB, depth=DEPTH, support=16, requests=2, ranks=1)
 PROMPT = (1, 2)
 WATCHDOG_S = 15.0
+LONG_US = 20_000_000
 KINDS = ("embedded", "attached")
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -92,7 +93,7 @@ class Pair:
 
     def ready(self, request: Request, **options: Any) -> Ticket:
         """A ticket whose proposal the receiver has."""
-        ticket = self.receiver.enqueue(request, **options)
+        ticket = self.receiver.enqueue(request, **{"budget_us": LONG_US, **options})
         draft(self.next_step())
         self.until(lambda: ticket.known)
         return ticket

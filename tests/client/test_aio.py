@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -16,12 +16,15 @@ from client_rig import DEPTH, MODELS, PROMPT, SLOTS, SMALL, WATCHDOG_S, Pair, da
 from pp1q_transport import open_leader, open_receiver
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Receiver
 from pp1q_transport.client.aio import AsyncLeader, AsyncReceiver, AsyncStep
+from pp1q_transport.client.endpoint import Endpoint
+from pp1q_transport.client.pump import Pump
 from pp1q_transport.errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from pp1q_transport.session.requests import Request
 from pp1q_transport.toy.reference import Mode, run_reference
 from pp1q_transport.toy.sidecar import Deployment
 
 pytestmark = pytest.mark.timeout(60)
+PATIENT: dict[str, Any] = {"budget_us": 20_000_000}  # of a STEP that a slow machine must not end
 
 
 @pytest.fixture(params=("embedded", "shm", "attached"))
@@ -78,7 +81,7 @@ async def both(sides: Pair) -> AsyncIterator[tuple[AsyncReceiver, AsyncLeader]]:
 
 async def rounds(receiver: AsyncReceiver, request: Request, count: int, support: int | None = None) -> None:
     for _ in range(count):
-        with await receiver.step(request, support=support) as proposal:
+        with await receiver.step(request, support=support, **PATIENT) as proposal:
             verify(request, proposal)
 
 
@@ -86,6 +89,12 @@ async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WATCHDOG_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def timer_off(side: Any) -> Callable[[], None]:
+    """From now on this side's pump is woken by descriptors alone. Returns what undoes it."""
+    side.look_within_ns = lambda: 3_600_000_000_000
+    return lambda: delattr(side, "look_within_ns")
 
 
 def free(receiver: AsyncReceiver) -> Callable[[], bool]:
@@ -116,7 +125,7 @@ def test_a_ticket_is_waited_for_later(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
             requests = [receiver.open_request(new_id(), PROMPT) for number in range(2)]
-            tickets = [receiver.enqueue(request) for request in requests]
+            tickets = [receiver.enqueue(request, **PATIENT) for request in requests]
             proposals = await asyncio.gather(*(receiver.wait(ticket) for ticket in tickets))
             assert [proposal.depth for proposal in proposals] == [DEPTH, DEPTH]
             for proposal in proposals:
@@ -128,7 +137,7 @@ def test_a_ticket_is_waited_for_later(sides: Pair) -> None:
 def test_a_ticket_is_not_for_two_tasks(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
-            ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT))
+            ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT), **PATIENT)
             first = asyncio.create_task(receiver.wait(ticket))
             await asyncio.sleep(0)
             with pytest.raises(LocalMisuse, match="another task"):
@@ -142,7 +151,7 @@ def test_a_ticket_is_not_for_two_tasks(sides: Pair) -> None:
 def test_other_tasks_run_while_one_waits(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
-            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT))
             for _ in range(50):
                 await asyncio.sleep(0.001)
             assert not waiting.done()
@@ -156,14 +165,14 @@ def test_other_tasks_run_while_one_waits(sides: Pair) -> None:
 def test_descriptors_wake_it_and_not_the_timer(sides: Pair, support: int | None) -> None:
     """With a timer that never comes, rounds still end: every wake-up that they need is a descriptor's."""
     for side in (sides.receiver, sides.leader):
-        side.look_within_ns = lambda: 3_600_000_000_000  # type: ignore[method-assign]
+        timer_off(side)
 
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
             requests = [receiver.open_request(new_id(), PROMPT) for _ in range(6)]
             await asyncio.gather(*(rounds(receiver, request, 25, support) for request in requests))
-            held = [await receiver.step(requests[index]) for index in range(SLOTS)]
-            waiting = asyncio.create_task(receiver.step(requests[SLOTS]))
+            held = [await receiver.step(requests[index], **PATIENT) for index in range(SLOTS)]
+            waiting = asyncio.create_task(receiver.step(requests[SLOTS], **PATIENT))
             await asyncio.sleep(0.01)
             held[0].release()
             (await waiting).release()
@@ -187,6 +196,48 @@ def test_an_idle_event_loop_is_left_alone(sides: Pair) -> None:
     run(main())
 
 
+class Sleeper:
+    """A side that has something to do the moment it is asked to sleep."""
+
+    closed = False
+    flushed = True
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    def poll(self) -> int:
+        self.polls += 1
+        return 0
+
+    def before_sleep(self) -> tuple[object, ...] | None:
+        return None if self.polls < 5 else ()
+
+    def descriptors_to_watch(self) -> list[tuple[int, int]]:
+        return []
+
+    def after_sleep(self, ready: Set[int]) -> None:
+        assert not ready
+
+    def look_within_ns(self) -> int:
+        return 3_600_000_000_000
+
+    def may_wait(self) -> None: ...
+
+    def settle_epoch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_side_that_can_not_sleep_is_polled_again() -> None:
+    async def main() -> None:
+        side = Sleeper()
+        pump = Pump(side, lambda: None)
+        assert await pump.obtain(lambda: side.polls if side.polls >= 5 else None) == 5
+        pump.stop()
+
+    run(main())
+
+
 # ---- cancellation -----------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +247,7 @@ def test_a_cancelled_task_takes_nothing_with_it(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
             requests = [receiver.open_request(new_id(), PROMPT, seed=number) for number in range(3)]
-            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            tasks = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
             await eventually(lambda: receiver.side.free_slots == SLOTS - 3)
             tasks[1].cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -220,7 +271,7 @@ def test_a_task_cancelled_with_its_proposal_in_hand(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
             request = receiver.open_request(new_id(), PROMPT)
-            ticket = receiver.enqueue(request)
+            ticket = receiver.enqueue(request, **PATIENT)
             task = asyncio.create_task(receiver.wait(ticket))
             look = receiver._pump._look
             cancelled: list[bool] = []
@@ -243,7 +294,7 @@ def test_a_task_cancelled_in_line_for_a_slot(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
             requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 2)]
-            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            tasks = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
             await eventually(lambda: receiver.side.free_slots == 0)
             tasks[SLOTS].cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -263,7 +314,7 @@ def test_a_task_cancelled_with_its_slot_in_hand(sides: Pair, at_once: bool) -> N
     async def main() -> None:
         async with both(sides) as (receiver, leader):
             requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 1)]
-            tasks = [asyncio.create_task(receiver.step(request)) for request in requests]
+            tasks = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
             await eventually(lambda: receiver.side.free_slots == 0 and requests[SLOTS - 1].in_flight)
             enqueue = receiver.side.enqueue
 
@@ -293,7 +344,7 @@ def test_a_timeout_of_the_tasks_own(sides: Pair) -> None:
             request = receiver.open_request(new_id(), PROMPT)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await receiver.step(request)
+                    await receiver.step(request, **PATIENT)
             receiver.close_request(request)
             await eventually(free(receiver))
             async with drafting(leader):
@@ -316,7 +367,7 @@ def test_a_cancelled_draft_gives_its_step_to_the_next(sides: Pair) -> None:
 
             leader._take = take_and_cancel  # type: ignore[method-assign]
             taking = asyncio.create_task(anext(leader))
-            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT))
             with pytest.raises(asyncio.CancelledError):
                 await taking
             assert taken == [True]
@@ -332,22 +383,25 @@ def test_a_cancelled_draft_gives_its_step_to_the_next(sides: Pair) -> None:
 def test_slots_are_given_in_turn(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader), drafting(leader):
-            held = [await receiver.step(receiver.open_request(new_id(), PROMPT)) for number in range(SLOTS)]
+            held = [await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT) for number in range(SLOTS)]
             order: list[int] = []
 
             async def take(number: int) -> None:
-                with await receiver.step(receiver.open_request(new_id(), PROMPT)):
+                with await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT):
                     order.append(number)
 
             tasks = [asyncio.create_task(take(number)) for number in range(8)]
             await asyncio.sleep(0.02)
             assert not order
-            with pytest.raises(LocalMisuse, match="no free slot"):
-                receiver.enqueue(receiver.open_request(new_id(), PROMPT))
             held[0].release()
+            (await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT)).release()
+            assert order, "a task that came later took the slot that others wait for"
             await asyncio.gather(*tasks)
             assert order == sorted(order)
-            for proposal in held[1:]:
+            held[0] = await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT)
+            with pytest.raises(LocalMisuse, match="no free slot"):
+                receiver.enqueue(receiver.open_request(new_id(), PROMPT), **PATIENT)
+            for proposal in held:
                 proposal.release()
 
     run(main())
@@ -370,10 +424,23 @@ def test_a_budget_that_ends(sides: Pair) -> None:
     run(main())
 
 
+def test_a_budget_ends_on_time_by_itself(embedded: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However rarely the pump looks for other reasons."""
+    monkeypatch.setattr(Endpoint, "look_within_ns", lambda _self: 3_600_000_000_000)
+
+    async def main() -> None:
+        async with both(embedded) as (receiver, _leader):
+            with pytest.raises(ProposalDiscarded) as caught:
+                await receiver.step(receiver.open_request(new_id(), PROMPT), budget_us=20_000)
+            assert caught.value.reason is Reason.TIMEOUT
+
+    run(main())
+
+
 def test_a_draft_that_gives_up(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, leader):
-            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT)))
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT))
             (await anext(leader)).fail()
             with pytest.raises(ProposalDiscarded) as caught:
                 await waiting
@@ -386,7 +453,7 @@ def test_a_closed_request_ends_its_wait(sides: Pair) -> None:
     async def main() -> None:
         async with both(sides) as (receiver, _leader):
             request = receiver.open_request(new_id(), PROMPT)
-            waiting = asyncio.create_task(receiver.step(request))
+            waiting = asyncio.create_task(receiver.step(request, **PATIENT))
             await eventually(lambda: request.in_flight)
             receiver.close_request(request)
             with pytest.raises(ProposalDiscarded) as caught:
@@ -424,7 +491,7 @@ def test_closing_ends_every_wait(sides: Pair) -> None:
         receiver, leader = AsyncReceiver(sides.receiver), AsyncLeader(sides.leader)
         iterating = asyncio.create_task(draft_nothing(leader))
         requests = [receiver.open_request(new_id(), PROMPT) for number in range(SLOTS + 1)]
-        waiting = [asyncio.create_task(receiver.step(request)) for request in requests]
+        waiting = [asyncio.create_task(receiver.step(request, **PATIENT)) for request in requests]
         await eventually(lambda: receiver.side.free_slots == 0)
         await receiver.aclose()
         for task in waiting:
@@ -432,7 +499,7 @@ def test_closing_ends_every_wait(sides: Pair) -> None:
                 await task
             assert caught.value.reason is Reason.CANCELLED
         with pytest.raises(LocalMisuse, match="closed"):
-            await receiver.step(requests[0])
+            await receiver.step(requests[0], **PATIENT)
         with pytest.raises(LocalMisuse, match="closed"):
             await receiver.wait_for_peer()
         await receiver.aclose()
@@ -474,21 +541,26 @@ def test_no_peer_in_time() -> None:
                 await receiver.wait_for_peer(0.05)
             assert caught.value.reason is Reason.TIMEOUT
             with pytest.raises(ProposalDiscarded) as discarded:
-                await receiver.step(receiver.open_request(new_id(), PROMPT))
+                await receiver.step(receiver.open_request(new_id(), PROMPT), **PATIENT)
             assert discarded.value.reason is Reason.PEER_LOST
 
     run(main())
 
 
-def test_a_task_that_only_retries_lets_others_run() -> None:
+def test_a_task_that_only_retries_lets_others_run(sides: Pair) -> None:
     async def main() -> None:
-        async with AsyncReceiver(open_receiver(listen="tcp://127.0.0.1:0", **SMALL)) as receiver:
+        async with both(sides) as (receiver, leader):
             request = receiver.open_request(new_id(), PROMPT)
+            await leader.aclose()
+            if isinstance(receiver.side, Receiver):
+                await eventually(lambda: not receiver.up)
+            else:
+                receiver.side.draining = True
 
             async def retry() -> None:
                 while True:
                     with suppress(ProposalDiscarded):
-                        await receiver.step(request)
+                        await receiver.step(request, **PATIENT)
 
             task = asyncio.create_task(retry())
             await asyncio.sleep(0.02)
@@ -511,9 +583,12 @@ def test_a_lost_peer_and_the_next_one() -> None:
                 leader = AsyncLeader(open_leader(connect=receiver.endpoint, **SMALL))
                 async with leader:
                     await asyncio.gather(pumped.wait_for_peer(), leader.wait_for_peer())
+                    timers = [timer_off(receiver), timer_off(leader.side)]
                     async with drafting(leader):
                         await rounds(pumped, request, 3)
-                    waiting = asyncio.create_task(pumped.step(request))
+                    for on_again in timers:
+                        on_again()
+                    waiting = asyncio.create_task(pumped.step(request, **PATIENT))
                     await anext(leader)
                 with pytest.raises(ProposalDiscarded) as caught:
                     await waiting
@@ -544,6 +619,24 @@ def test_a_link_that_may_not_be_lost() -> None:
     run(main())
 
 
+def test_a_draft_whose_target_left_in_order_is_done() -> None:
+    """`wait_for_peer=False` and a goodbye: the side closes by itself, and the iteration ends."""
+
+    async def main() -> None:
+        receiver = open_receiver(listen="tcp://127.0.0.1:0", **SMALL)
+        async with AsyncLeader(open_leader(connect=receiver.endpoint, wait_for_peer=False, **SMALL)) as leader:
+            async with AsyncReceiver(receiver) as target:
+                await asyncio.gather(target.wait_for_peer(), leader.wait_for_peer())
+                iterating = asyncio.create_task(draft_nothing(leader))
+                await asyncio.sleep(0)
+            await iterating
+            with pytest.raises(PeerFault) as caught:
+                await leader.wait_for_peer()
+            assert caught.value.reason is Reason.PEER_LOST
+
+    run(main())
+
+
 def test_a_link_too_narrow_for_what_is_put() -> None:
     """Rows that the kernel does not take at once are sent as it takes them, without the timer."""
     options = SMALL | {"vocab_size": 129280, "depth": 5}
@@ -562,11 +655,12 @@ def test_a_link_too_narrow_for_what_is_put() -> None:
                 nonlocal queued
                 async for step in drafter:
                     for position in step.positions:
-                        step.step.put(position, weights=row)  # all in one breath
-                    assert leader.engine.link is not None
-                    queued = max(queued, leader.engine.link.outbox.bytes_queued)
-                    drafter.kick()
+                        await step.put(position, weights=row)
+                        assert leader.engine.link is not None
+                        queued = max(queued, leader.engine.link.outbox.bytes_queued)
 
+            timer_off(receiver)
+            timer_off(leader)
             task = asyncio.create_task(answer())
             for _ in range(3):
                 (await target.step(target.open_request(new_id(), PROMPT), budget_us=10_000_000)).release()
@@ -587,7 +681,7 @@ def test_a_daemon_that_is_killed_and_comes_back() -> None:
             for name in ("receiver0", "leader"):
                 async with drafting(leader):
                     await rounds(receiver, request, 2)
-                waiting = asyncio.create_task(receiver.step(request))
+                waiting = asyncio.create_task(receiver.step(request, **PATIENT))
                 await anext(leader)
                 deployment.kill(name)
                 with pytest.raises(ProposalDiscarded) as caught:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from client_rig import DEPTH, MODELS, PROMPT, SHAPE, WATCHDOG_S, daemons, new_id, verify
 from fake_device import FakeDevice
-from test_aio import drafting, run
+from test_aio import PATIENT, drafting, run
 
 from pp1q_transport.client import AttachedLeader, AttachedReceiver
 from pp1q_transport.client.aio import AsyncLeader, AsyncReceiver
@@ -56,7 +56,7 @@ def opened(receivers: list[AsyncReceiver], seed: int) -> list[Request]:
 
 
 async def one_round(receiver: AsyncReceiver, request: Request) -> None:
-    with await receiver.step(request) as proposal:
+    with await receiver.step(request, **PATIENT) as proposal:
         verify(request, proposal)
 
 
@@ -95,7 +95,8 @@ def test_a_copy_that_fails_on_one_rank_is_nobodys_commit(group: Deployment) -> N
             assert before[0] == before[1]
             receivers[1].side.use_copy_stage(FakeDevice(after=1, fails="done"))
             whole, broken = await asyncio.gather(
-                *(receiver.step(request) for receiver, request in zip(receivers, requests, strict=True)), return_exceptions=True
+                *(receiver.step(request, **PATIENT) for receiver, request in zip(receivers, requests, strict=True)),
+                return_exceptions=True,
             )
             assert isinstance(broken, ProposalDiscarded)
             assert broken.reason is Reason.COPY_FAILED

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_rig import DEPTH, MODELS, PROMPT, SLOTS, VOCAB, Pair, draft, new_id, verify, weights_of
+from client_rig import DEPTH, LONG_US, MODELS, PROMPT, SLOTS, VOCAB, Pair, draft, new_id, verify, weights_of
 from fake_device import FakeCopy, FakeDevice, ThreadedDevice
 from numpy.testing import assert_array_equal
 
@@ -22,7 +22,6 @@ from pp1q_transport.errors import InvalidQ, LocalMisuse, ProposalDiscarded, Reas
 from pp1q_transport.toy.reference import Mode, run_reference
 
 pytestmark = pytest.mark.timeout(60)
-LONG_US = 20_000_000
 
 
 # ---- target side: host to device ------------------------------------------------------------------------------------------
@@ -36,7 +35,7 @@ def test_a_proposal_is_ready_once_its_rows_are_up(sides: Pair, make: type[FakeDe
     request = sides.receiver.open_request(new_id(), PROMPT, seed=5)
     for _round in range(4):
         device.copies.clear()
-        ticket = sides.receiver.enqueue(request, support=support)
+        ticket = sides.receiver.enqueue(request, support=support, budget_us=LONG_US)
         draft(sides.next_step())
         proposal = ticket.wait()
         assert not device.running, "ready, and the device lacks a row"

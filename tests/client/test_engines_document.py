@@ -103,7 +103,7 @@ def test_tensors_and_pinned_memory(capsys: pytest.CaptureFixture[str]) -> None:
         while not (receiver.up and leader.up):
             leader.poll()
             receiver.poll()
-        ticket = receiver.enqueue(receiver.open_request(1, [1, 2, 3]), support=4, depth=2)
+        ticket = receiver.enqueue(receiver.open_request(1, [1, 2, 3]), support=4, depth=2, budget_us=20_000_000)
         while (step := leader.next_step()) is None:
             receiver.poll()
         for position in step.positions:
