@@ -136,7 +136,8 @@ class RowsUp(Copies):
         self.deadline_ns = deadline_ns
         self.over: ProposalDiscarded | bool = False
         self.lost = False  # its daemon or epoch is over: no fault of a copy's
-        self.device_rows = [self._start(proposal, index) for index in range(proposal.depth)]
+        here = range(proposal.depth) if proposal.facts.representation else ()  # or another rank has its rows
+        self.device_rows = [self._start(proposal, index) for index in here]
 
     def _start(self, proposal: Proposal, index: int) -> DeviceRow:
         q = proposal.q(index)

@@ -34,12 +34,15 @@ TEXT_CHARS: Final = 256  # of an identity; also of each value a REFUSE quotes
 
 class Role(str, Enum):
     """Which end of a session a process is. The leader drafts; the receiver verifies. On a group link rank 0 of a group of
-    receivers is its coordinator, the other rank a member. Either end may listen. The order is that of the link's proof."""
+    receivers is its coordinator, the other rank a member; a leader whose draft is tensor-parallel has a link to each of its
+    peers. Either end may listen. The order is that of the link's proof."""
 
     LEADER = "leader"
     RECEIVER = "receiver"
     COORDINATOR = "coordinator"
     MEMBER = "member"
+    DRAFT_LEADER = "draft_leader"
+    DRAFT_PEER = "draft_peer"
 
     @property
     def partner(self) -> Role:
@@ -48,8 +51,19 @@ class Role(str, Enum):
 
     @property
     def sends_rows(self) -> bool:
-        """Whether rows travel from this end, whose nonces come first wherever both ends' do."""
-        return self is Role.LEADER or self is Role.COORDINATOR
+        """Whether rows travel from this end, whose nonces come first wherever both ends' do. Between drafts no rows travel: the
+        peer is asked as a leader is, and stands where one does."""
+        return self in (Role.LEADER, Role.COORDINATOR, Role.DRAFT_PEER)
+
+    @property
+    def seats_ranks(self) -> bool:
+        """Whether this end has a link to each of the other ranks of its group, behind one endpoint; it is rank 0."""
+        return self is Role.COORDINATOR or self is Role.DRAFT_LEADER
+
+    @property
+    def sits_with_rank_0(self) -> bool:
+        """Whether this end is one of those other ranks."""
+        return self is Role.MEMBER or self is Role.DRAFT_PEER
 
     def __str__(self) -> str:
         return self.value
@@ -60,6 +74,8 @@ _PARTNERS: Final = {
     Role.RECEIVER: Role.LEADER,
     Role.COORDINATOR: Role.MEMBER,
     Role.MEMBER: Role.COORDINATOR,
+    Role.DRAFT_LEADER: Role.DRAFT_PEER,
+    Role.DRAFT_PEER: Role.DRAFT_LEADER,
 }
 
 
@@ -127,7 +143,7 @@ class Rule(Enum):
     SAME = "same"
     DIFFER = "differ"
     OVERLAP = "overlap"  # at least one common element
-    PARTNER = "partner"  # leader and receiver, or coordinator and member
+    PARTNER = "partner"  # leader and receiver, coordinator and member, or draft_leader and draft_peer
     RANK = "rank"  # the coordinator is 0, a receiver below its group's size, a member too and not 0; leader: `_ranks_fit`
 
 
@@ -348,9 +364,9 @@ def _ranks_fit(ours: Hello, theirs: Hello) -> bool:
 
 
 def _rank_fits(hello: Hello) -> bool:
-    if hello.role is Role.COORDINATOR:
+    if hello.role.seats_ranks:
         return hello.rank == 0
-    return (1 if hello.role is Role.MEMBER else 0) <= hello.rank < hello.group_size
+    return (1 if hello.role.sits_with_rank_0 else 0) <= hello.rank < hello.group_size
 
 
 def check(ours: Hello, theirs: Hello) -> None:

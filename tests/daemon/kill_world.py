@@ -56,7 +56,9 @@ class Kill:
 class KillWorld:
     """A deployment under steady traffic, and the knife."""
 
-    def __init__(self, ranks: int, seed: int, support: int | None, vocab_size: int = 512, depth: int = 3) -> None:
+    def __init__(
+        self, ranks: int, seed: int, support: int | None, vocab_size: int = 512, depth: int = 3, mode: str = "replicate"
+    ) -> None:
         self.random = random.Random(seed)
         self.shape = Shape(
             seed=seed,
@@ -67,6 +69,7 @@ class KillWorld:
             requests=4,
             ranks=ranks,
             think_us=THINK_US,
+            mode=mode,
         )
         self.deployment = Deployment(self.shape)
         self.home = self.deployment.home
@@ -149,6 +152,8 @@ class KillWorld:
             pid = self.pid(name)
             known = self._descriptors.get(name)
             if known is None or known[0] != pid:
+                if name in self.deployment.daemons:  # a rank's proposals may be ready while another one's link is not there yet
+                    self.until(lambda name=name: all(s["up"] for s in self.status(name)["sessions"]), f"sessions of {name}")
                 self._descriptors[name] = (pid, descriptors(pid))
                 continue
             most = known[1]
@@ -303,9 +308,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sparse", type=int, help="sparse q of this support; dense otherwise")
     parser.add_argument("--vocab", type=int, default=512)
+    parser.add_argument("--mode", choices=("replicate", "vocabulary", "request-owner"), default="replicate", help="of the ranks")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    with KillWorld(given.ranks, given.seed, given.sparse, given.vocab) as world:
+    with KillWorld(given.ranks, given.seed, given.sparse, given.vocab, mode=given.mode) as world:
         world.start()
         order = world.victims * given.kills
         world.random.shuffle(order)
