@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..counters import Counters
     from ..session.breaker import Breaker
     from ..session.hub import RankGroup
-    from ..session.requests import Request
 
 OVERDUE_LOOK_NS: Final = 100_000_000
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
-from daemon_rig import PROMPT, SMALL, WATCHDOG_S, Bed, drafting
+from daemon_rig import PROMPT, SMALL, VOCAB, WATCHDOG_S, Bed, drafting
 
-from pp1q_transport.client import AttachedReceiver, attach_receiver
+from pp1q_transport.client import AttachedLeader, AttachedReceiver, Step, attach_leader, attach_receiver
 from pp1q_transport.errors import PeerFault, ProposalDiscarded, Reason
 
 pytestmark = pytest.mark.timeout(120)
@@ -161,3 +162,62 @@ def test_ranks_count_the_rounds_of_rank_0_even_of_steps_that_were_not_sent() -> 
                     each.step(request, support=SUPPORT)
                 rounds.append((discarded.value.round, discarded.value.generation or request.generation))
             assert rounds[0] == rounds[1]
+
+
+def test_a_step_of_an_earlier_session_puts_nothing_into_a_later_one() -> None:
+    """The receiver's daemon is restarted while the draft computes: its slots count their generations from 1 again."""
+    with Bed() as bed, attach_leader(bed.up().socket("leader")) as leader:
+        with bed.receiver() as receiver:
+            receiver.wait_for_peer()
+            request = receiver.open_request(1, PROMPT, seed=5)
+            ticket = receiver.enqueue(request, support=SUPPORT)
+            old = taken(leader)
+            bed.kill("receiver0")
+            until(lambda: ticket.known, (receiver,), "its daemon is gone")
+            receiver.commit_target_only(request, ticket.round, [3])
+            bed.up("receiver0")
+            receiver.wait_for_peer()
+            ticket = receiver.enqueue(request, support=SUPPORT, budget_us=20_000_000)
+            bed.until(lambda: bed.counters("leader").get("sessions") == 2, "the second session")
+            time.sleep(0.2)  # its STEP waits in the draft's ring
+            weights = np.ones(VOCAB)
+            assert old.put(old.positions[0], weights=weights) is None
+            new = taken(leader)
+            assert (new.slot, new.slot_generation) == (old.slot, old.slot_generation), "or this tests nothing"
+            for position in new.positions:
+                assert new.put(position, weights=weights) is not None
+            ticket.wait().release()
+            assert leader.counters.get("daemon_lost") == 0
+
+
+def taken(leader: AttachedLeader) -> Step:
+    """The next STEP."""
+    for _ in range(1000):
+        step = leader.next_step(20_000_000)
+        if step is not None:
+            return step
+    raise AssertionError("no STEP")
+
+
+def test_a_rank_that_is_too_far_behind_leaves_instead_of_missing_an_outcome() -> None:
+    with Bed(TWO) as bed:
+        bed.up("receiver0", "receiver1")  # no leader: STEPs are refused at once
+        with ranks(bed) as (first, second):
+            requests = [each.open_request(1, PROMPT, seed=5) for each in (first, second)]
+            rounds = 0
+            for rounds in range(1100):
+                try:
+                    first.step(requests[0], support=SUPPORT)
+                except ProposalDiscarded as discarded:
+                    if not first.up:
+                        break
+                    first.commit_target_only(requests[0], discarded.round, [3])
+            assert not first.up, "rank 1 has not taken one outcome"
+            assert 1000 < rounds
+            for each in (first, second):
+                each.on_agree(lambda _epoch, committed: {1: requests[0].tokens})
+            form(first, second)
+            for each, request in zip((first, second), requests, strict=True):
+                with pytest.raises(ProposalDiscarded) as discarded_now:
+                    each.step(request, support=SUPPORT)
+                assert discarded_now.value.round == requests[0].round - 1
