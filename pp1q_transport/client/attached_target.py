@@ -105,8 +105,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._tickets.clear()
         for ticket in tickets:
             ticket.reason = Reason.PEER_LOST
-        for request in self.requests.requests.values():
-            request.discard()  # whatever was drawn for it is dead, known to us or not
+        self._discard_all()  # whatever was drawn for them is dead, known to us or not
 
     def give_up_daemon(self) -> None:
         """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
@@ -135,8 +134,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self._session = fields[0]
         elif kind == m.DOWN:
             self._session = 0
-            for request_open in self.requests.requests.values():
-                request_open.discard()
+            self._discard_all()
         elif kind == m.COMMITTED:
             self._answer.pop(fields[0], None)
         elif kind == m.EPOCH:
@@ -147,20 +145,31 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.log.error("refused_by_daemon", request=fields[0], reason=Reason.from_code(fields[2]).value, detail=text)
             self._settle(fields[1], Reason.from_code(fields[2]))
 
+    def _discard_all(self) -> None:
+        for request in self.requests.requests.values():
+            if self.rank == 0 and request.generation < wire.U32_MAX:  # rank 0 counts the generations
+                request.discard()
+            request.in_flight = False  # nothing is drawn any more for one whose generations ran out: its STEPs are refused
+
     def _raise_generation(self, number: int, generation: int) -> None:
         request = self.requests.get(number)
         if request is not None:
             request.generation = max(request.generation, generation)
 
-    def _settle(self, number: int, reason: Reason, round_number: int = 0, generation: int = 0) -> None:
+    def _settle(self, number: int, reason: Reason, round_number: int | None = None, generation: int = 0) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
             ticket.reason = reason
             ticket.generation = generation
-            if self.rank and generation:  # rank 0 counts the rounds
-                ticket.round = round_number
-                ticket.request.round = round_number + 1
+            if self.rank and round_number is not None:
+                self._as_rank_0_counts(ticket, round_number, generation)
             ticket.request.in_flight = False
+
+    def _as_rank_0_counts(self, ticket: RecordTicket, round_number: int, generation: int) -> None:
+        """Every rank samples by the same noise: rounds and generations are those of rank 0, be they less than what we had."""
+        ticket.round = round_number
+        ticket.request.round = round_number + 1
+        ticket.request.generation = generation
 
     def _ready(self, fields: tuple[int, ...]) -> None:
         number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields[1:]
@@ -170,9 +179,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.ring()
             return
         ticket.request.generation = max(ticket.request.generation, generation)
-        if self.rank:  # rank 0 counts the rounds
-            ticket.round = round_number
-            ticket.request.round = round_number + 1
+        if self.rank:
+            self._as_rank_0_counts(ticket, round_number, generation)
         ticket.facts = ProposalFacts(
             session=self._session,
             slot=slot,
@@ -297,6 +305,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
         """See `ProposalHolder.commit_verified`."""
+        if self._grouped and not self._open:  # the daemon, which would say so too, would give the slot back
+            self.let_go(facts)
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, facts.round)
         self._held.pop(facts.slot, None)
         self._commit(
             request, facts.round, wire.VERIFIED, accepted, tokens, facts.slot, facts.slot_generation, facts.epoch
@@ -420,19 +431,20 @@ class AttachedReceiver(AttachedSide, TargetSide):
         epoch = self._asked
         if not epoch or self._tickets or self._held or self._agree is None:
             return
-        self._asked = 0
         requests = self.requests.requests
         try:
             agreed = self._agree(epoch, {number: request.tokens[:] for number, request in requests.items()})
         except PeerFault as fault:
             self.counters.refuse(fault.reason)
             self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
-            self._asked = epoch
             self.poll()  # a later epoch may be asked for by now
             return
+        if self._asked != epoch:
+            return  # that epoch ended while the ranks talked
         for request in adopt(requests, agreed, self.limit("vocab_size")):
             self.send(m.CLOSE, request.request)
             self.announce(request)
+        self._asked = 0  # not before: a hook that raised is called again
         self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
         self.ring()
 
