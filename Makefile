@@ -54,6 +54,7 @@ test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
 	scripts/check-deploy.sh
 	scripts/check-wheel.sh
+	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets
 	$(BIN)/python bench/kernels.py
