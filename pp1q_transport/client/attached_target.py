@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
+
+AGREE_PAUSE_NS: Final = 5_000_000  # before the next answer, unless the epoch opened; doubled each time
+AGREE_PAUSE_MOST_NS: Final = 500_000_000
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -52,6 +55,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._open = False
         self._asked = 0  # the epoch that wants to know our committed state
         self._agree: AgreeHook | None = None
+        self._agree_from_ns = 0  # ranks that differ are asked again at once: they are not to do nothing else
+        self._agree_pause_ns = 0
         self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
         self._next_ticket = 1
         self._tickets: dict[int, RecordTicket] = {}
@@ -416,6 +421,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._asked = epoch if state == m.EPOCH_AGREE else 0
         if self._open:
             self.epoch = epoch
+            self._agree_from_ns = self._agree_pause_ns = 0
         else:  # what was ready can't be committed any more
             waiting = {ticket.request.request for ticket in self._tickets.values()}
             for request in self.requests.requests.values():
@@ -429,7 +435,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def settle_epoch(self) -> None:
         """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""
         epoch = self._asked
-        if not epoch or self._tickets or self._held or self._agree is None:
+        if not epoch or self._tickets or self._held or self._agree is None or monotonic_ns() < self._agree_from_ns:
             return
         requests = self.requests.requests
         try:
@@ -445,6 +451,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.send(m.CLOSE, request.request)
             self.announce(request)
         self._asked = 0  # not before: a hook that raised is called again
+        self._agree_pause_ns = min(max(2 * self._agree_pause_ns, AGREE_PAUSE_NS), AGREE_PAUSE_MOST_NS)
+        self._agree_from_ns = monotonic_ns() + self._agree_pause_ns
         self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
         self.ring()
 

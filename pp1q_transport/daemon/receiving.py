@@ -216,8 +216,9 @@ class TargetPort(ClientPort):
         if slot_generation:
             self._release(slot, slot_generation)
         request = self.receiver.requests.get(number)
-        if request is None:
-            return  # closed meanwhile
+        if request is None:  # closed meanwhile, or one that could not be opened here: the target's tokens are its own affair
+            self._answer_commit(number, round_number)
+            return
         try:
             request.generation = max(request.generation, generation)
             tokens = self.receiver.check_tokens(request, payload.cast("i"))
@@ -236,8 +237,16 @@ class TargetPort(ClientPort):
             self.counters.refuse(discarded.reason)
             self.send(m.DISCARDED, number, NO_TICKET, discarded.reason.code, round_number, request.generation, 0)
             return
-        if self.group is not None:
+        self._answer_commit(number, round_number)
+
+    def _answer_commit(self, number: int, round_number: int) -> None:
+        """In a group the target waits for a word."""
+        if self.group is None:
+            return
+        if self.group.open:
             self.send(m.COMMITTED, number, round_number, self.group.epoch)
+        else:
+            self.send(m.DISCARDED, number, NO_TICKET, Reason.PEER_LOST.code, round_number, 0, 0)
 
     def _release(self, slot: int, generation: int) -> None:
         if slot >= self.receiver.limit("max_slots"):

@@ -221,3 +221,31 @@ def test_a_rank_that_is_too_far_behind_leaves_instead_of_missing_an_outcome() ->
                 with pytest.raises(ProposalDiscarded) as discarded_now:
                     each.step(request, support=SUPPORT)
                 assert discarded_now.value.round == requests[0].round - 1
+
+
+def test_ranks_that_never_agree_do_not_ask_each_other_without_end(pair: Bed) -> None:
+    before = pair.counters("receiver0").get("epochs_ended", 0)
+    with attach_receiver(pair.socket("receiver0"), 0) as first, attach_receiver(pair.socket("receiver1"), 1) as second:
+        for rank, each in enumerate((first, second)):
+            each.open_request(1, PROMPT, seed=5)
+            each.on_agree(lambda _epoch, _committed, rank=rank: {1: [1, 2, rank]})
+        stop = time.monotonic() + 1.0
+        while time.monotonic() < stop:
+            tried(first)
+            tried(second)
+        assert pair.status("receiver0")["reasons"]["rank_disagree"] > 1
+        assert pair.counters("receiver0")["epochs_ended"] - before < 30
+        for each in (first, second):
+            each.on_agree(lambda _epoch, _committed: {1: [1, 2, 3]})
+        form(first, second)
+
+
+def test_a_commit_of_a_request_that_the_daemon_could_not_open_is_answered(pair: Bed) -> None:
+    with ranks(pair) as (first, _second):
+        earlier = first.open_request(77, PROMPT, seed=5, generation=0xFFFFFFFF)
+        first.close_request(earlier)
+        first.requests._spent.clear()  # as another process would not know
+        request = first.open_request(77, PROMPT, seed=5)
+        until(lambda: first.counters.get("refused_by_daemon"), (first,), "refused")
+        first.commit_target_only(request, 0, [3])
+        assert first.counters.get("daemon_lost") == 0
