@@ -340,7 +340,7 @@ def sleep_exactly(seconds: float) -> None:
 def markdown(table: Mapping[str, Mapping[str, float]]) -> str:
     """The table as the documentation shows it."""
     lines = [
-        "| killed | kills | median s | max s | once it is up: median s | max s | start: CPU s | queued for a CPU: median s | max s |",
+        "| killed | kills | median s | max s | once up: median s | max s | start: CPU s | waits for CPU: median s | max s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     figures = (
