@@ -1,4 +1,4 @@
-"""Hostile processes beside the daemons of a rank group: neither rank's daemon dies of them, and honest ranks get on afterwards."""
+"""Hostile processes beside the daemons of a rank group: neither rank's daemon dies of it, and honest ranks get on afterwards."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def odd_records(raw: Raw, seeded: random.Random) -> None:
     for number in range(60):
         known: dict[str, tuple[int, ...]] = {
             "request": (1 << 50, 1 << 50, 2), "depth": (1, 3), "support": (0, 16), "budget_us": (1, 10_000),
-            "ticket": (number + 1,), "generation": (0, 1, MAX), "round": (0, 1, 2, MAX), "slot": tuple(range(9)), "slot_generation": (0, 1, 2, 3),
-            "epoch": (0, 1, 2, 3, MAX), "source": (1, 2), "count": (0, 1, 2), "digest_low": (0, 1), "accepted": (0, 1),
+            "ticket": (number + 1,), "generation": (0, 1, MAX), "round": (0, 1, 2, MAX), "slot": tuple(range(9)),
+            "slot_generation": (0, 1, 2, 3), "epoch": (0, 1, 2, 3, MAX),
+            "source": (1, 2), "count": (0, 1, 2), "digest_low": (0, 1), "accepted": (0, 1),
         }  # fmt: skip
         raw.body(*odd_record(seeded, known))
         if raw.cut:
