@@ -322,6 +322,11 @@ def _explain(fault: zmq.ZMQError) -> str:
     return known.get(fault.errno or 0, str(fault.strerror))
 
 
+def _afresh(fault: PeerFault) -> PeerFault:
+    """The same without its traceback: kept or raised twice, that would hold on to all that its callers had in hand."""
+    return PeerFault(fault.reason, fault.detail)
+
+
 class ControlConnector(_Plane):
     """The connecting end (DEALER); its one peer is `PEER`. `keys` needs `server_public`. Not for use by two threads.
 
@@ -388,7 +393,7 @@ class ControlConnector(_Plane):
         if self._fault is not None and (self._ended or not _readable(self._socket)):
             self._end()
             if not messages:
-                raise self._fault
+                raise _afresh(self._fault)
             os.eventfd_write(self._wake, 1)  # there is still the fault to hand out
         self._rouse()
         return messages
@@ -426,7 +431,7 @@ class ControlConnector(_Plane):
     def _fail(self, fault: PeerFault) -> None:
         """The first fault stays; `receive` raises it when everything that came before is handed out."""
         if self._fault is None:
-            self._fault = fault
+            self._fault = _afresh(fault)
             self.connected = False
             self.counters.refuse(fault.reason)
 

@@ -38,6 +38,7 @@ class _Target:
         self.index = index
         self.staging = staging
         self.session = 0
+        self.depth = depth
         self.requests = RequestTable()
         self.grants = [Grant(slot, depth) for slot in range(slots)]
         self.queue: deque[tuple[Grant, int]] = deque()
@@ -49,6 +50,8 @@ class _Target:
         for grant in self.grants:
             if grant.state == DRAFTING:
                 grant.state = DEAD
+        # A Step of this session may be held still, and a receiver that comes back counts its slot's generations from 1 again.
+        self.grants = [Grant(grant.slot, self.depth) for grant in self.grants]
         requests = list(self.requests.requests)
         self.requests.end_session()
         return requests

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from ..local.attach import Attachment
     from ..session.requests import Request
+
+AGREE_PAUSE_NS: Final = 5_000_000  # before the next answer, unless the epoch opened; doubled each time
+AGREE_PAUSE_MOST_NS: Final = 500_000_000
 
 
 class AttachedReceiver(AttachedSide, TargetSide):
@@ -52,6 +55,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._open = False
         self._asked = 0  # the epoch that wants to know our committed state
         self._agree: AgreeHook | None = None
+        self._agree_from_ns = 0  # ranks that differ are asked again at once: they are not to do nothing else
+        self._agree_pause_ns = 0
         self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
         self._next_ticket = 1
         self._tickets: dict[int, RecordTicket] = {}
@@ -105,8 +110,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._tickets.clear()
         for ticket in tickets:
             ticket.reason = Reason.PEER_LOST
-        for request in self.requests.requests.values():
-            request.discard()  # whatever was drawn for it is dead, known to us or not
+        self._discard_all()  # whatever was drawn for them is dead, known to us or not
 
     def give_up_daemon(self) -> None:
         """A daemon that let a STEP's budget pass without a word hangs: it is left, and looked for anew."""
@@ -135,8 +139,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self._session = fields[0]
         elif kind == m.DOWN:
             self._session = 0
-            for request_open in self.requests.requests.values():
-                request_open.discard()
+            self._discard_all()
         elif kind == m.COMMITTED:
             self._answer.pop(fields[0], None)
         elif kind == m.EPOCH:
@@ -147,20 +150,31 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.log.error("refused_by_daemon", request=fields[0], reason=Reason.from_code(fields[2]).value, detail=text)
             self._settle(fields[1], Reason.from_code(fields[2]))
 
+    def _discard_all(self) -> None:
+        for request in self.requests.requests.values():
+            if self.rank == 0 and request.generation < wire.U32_MAX:  # rank 0 counts the generations
+                request.discard()
+            request.in_flight = False  # nothing is drawn any more for one whose generations ran out: its STEPs are refused
+
     def _raise_generation(self, number: int, generation: int) -> None:
         request = self.requests.get(number)
         if request is not None:
             request.generation = max(request.generation, generation)
 
-    def _settle(self, number: int, reason: Reason, round_number: int = 0, generation: int = 0) -> None:
+    def _settle(self, number: int, reason: Reason, round_number: int | None = None, generation: int = 0) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
             ticket.reason = reason
             ticket.generation = generation
-            if self.rank and generation:  # rank 0 counts the rounds
-                ticket.round = round_number
-                ticket.request.round = round_number + 1
+            if self.rank and round_number is not None:
+                self._as_rank_0_counts(ticket, round_number, generation)
             ticket.request.in_flight = False
+
+    def _as_rank_0_counts(self, ticket: RecordTicket, round_number: int, generation: int) -> None:
+        """Every rank samples by the same noise: rounds and generations are those of rank 0, be they less than what we had."""
+        ticket.round = round_number
+        ticket.request.round = round_number + 1
+        ticket.request.generation = generation
 
     def _ready(self, fields: tuple[int, ...]) -> None:
         number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields[1:]
@@ -170,9 +184,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self.ring()
             return
         ticket.request.generation = max(ticket.request.generation, generation)
-        if self.rank:  # rank 0 counts the rounds
-            ticket.round = round_number
-            ticket.request.round = round_number + 1
+        if self.rank:
+            self._as_rank_0_counts(ticket, round_number, generation)
         ticket.facts = ProposalFacts(
             session=self._session,
             slot=slot,
@@ -297,6 +310,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def commit_verified(self, request: Request, facts: ProposalFacts, accepted: int, tokens: array[int]) -> None:
         """See `ProposalHolder.commit_verified`."""
+        if self._grouped and not self._open:  # the daemon, which would say so too, would give the slot back
+            self.let_go(facts)
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, facts.round)
         self._held.pop(facts.slot, None)
         self._commit(
             request, facts.round, wire.VERIFIED, accepted, tokens, facts.slot, facts.slot_generation, facts.epoch
@@ -405,6 +421,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._asked = epoch if state == m.EPOCH_AGREE else 0
         if self._open:
             self.epoch = epoch
+            self._agree_from_ns = self._agree_pause_ns = 0
         else:  # what was ready can't be committed any more
             waiting = {ticket.request.request for ticket in self._tickets.values()}
             for request in self.requests.requests.values():
@@ -418,21 +435,24 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def settle_epoch(self) -> None:
         """Asks the engine's hook what the ranks agree on, if the daemon wants to know and nothing is held any more."""
         epoch = self._asked
-        if not epoch or self._tickets or self._held or self._agree is None:
+        if not epoch or self._tickets or self._held or self._agree is None or monotonic_ns() < self._agree_from_ns:
             return
-        self._asked = 0
         requests = self.requests.requests
         try:
             agreed = self._agree(epoch, {number: request.tokens[:] for number, request in requests.items()})
         except PeerFault as fault:
             self.counters.refuse(fault.reason)
             self.log.warning("no_agreement", epoch=epoch & wire.U32_MAX, reason=fault.reason.value, detail=fault.detail)
-            self._asked = epoch
             self.poll()  # a later epoch may be asked for by now
             return
+        if self._asked != epoch:
+            return  # that epoch ended while the ranks talked
         for request in adopt(requests, agreed, self.limit("vocab_size")):
             self.send(m.CLOSE, request.request)
             self.announce(request)
+        self._asked = 0  # not before: a hook that raised is called again
+        self._agree_pause_ns = min(max(2 * self._agree_pause_ns, AGREE_PAUSE_NS), AGREE_PAUSE_MOST_NS)
+        self._agree_from_ns = monotonic_ns() + self._agree_pause_ns
         self.send(m.AGREE, epoch & wire.U32_MAX, len(requests), *state_digest(requests))
         self.ring()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 U32_MAX: Final = (1 << 32) - 1
 EARLY_MOST: Final = 1024  # outcomes of one request that its process has not asked for yet
+REQUESTS_MOST: Final = 4096  # as many as may be open at once (`RequestTable`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +125,18 @@ class MemberRank:
         return moved
 
     def _collect(self, session: MemberSession) -> None:
+        fresh: list[tuple[int, Outcome]] = []
         for slot in session.settled:
             reason = None if slot.state == st.READY else Reason.from_code(slot.reason) if slot.reason else Reason.PEER_LOST
             generation = slot.request_generation + (reason is not None)
-            self.outcomes.append((slot.request, Outcome(reason, slot.index, slot.generation, generation, slot.round)))
+            fresh.append((slot.request, Outcome(reason, slot.index, slot.generation, generation, slot.round)))
         session.settled.clear()
         for request, generation, round_number, why in session.refusals:
-            self.outcomes.append((request, Outcome(why, 0, 0, generation, round_number)))
+            fresh.append((request, Outcome(why, 0, 0, generation, round_number)))
         session.refusals.clear()
+        # Both kinds may have come in one look: the process's STEPs meet them in the order of rank 0's rounds.
+        fresh.sort(key=lambda each: each[1].round)
+        self.outcomes += fresh
 
     def release(self, slot: Slot, generation: int) -> None:
         """Gives a READY slot back; rank 0 hears of it."""
@@ -175,8 +180,9 @@ class MemberPort(ClientPort):
     def __init__(self, rank: MemberRank, counters: Counters) -> None:
         super().__init__("receiver", counters)
         self.rank = rank
-        self._waiting: dict[int, int] = {}  # request -> the ticket that waits for its next outcome
+        self._waiting: dict[int, tuple[int, int, int]] = {}  # request -> (ticket, round, generation): waits for its next outcome
         self._early: dict[int, deque[Outcome]] = {}  # request -> outcomes that no ticket waits for yet
+        self._owed: dict[int, int] = {}  # request -> how many outcomes are to come of STEPs made before its process closed it
         self._told_epoch: tuple[int, int, int] = (0, 0, 0)
         self._agreed: tuple[int, int, int] | None = None  # (epoch, low, high): handed on as soon as every slot is FREE
 
@@ -198,13 +204,18 @@ class MemberPort(ClientPort):
 
     def _forget(self) -> None:
         """The epoch is over: what waits for an outcome has it, what came early is given back."""
-        for request, ticket in self._waiting.items():
-            self.send(m.DISCARDED, request, ticket, Reason.PEER_LOST.code, 0, 0, 0)
+        for request, (ticket, round_number, generation) in self._waiting.items():
+            self.send(m.DISCARDED, request, ticket, Reason.PEER_LOST.code, round_number, generation, 0)
         self._waiting.clear()
+        self._owed.clear()
         for outcomes in self._early.values():
             for outcome in outcomes:
                 self._give(outcome)
         self._early.clear()
+
+    def owes(self, request: int) -> bool:
+        """Whether the next outcome of the request is of a STEP made before its process closed it."""
+        return request in self._owed
 
     def _give(self, outcome: Outcome) -> None:
         if outcome.reason is None:
@@ -220,22 +231,29 @@ class MemberPort(ClientPort):
     def take(self, kind: int, fields: tuple[Any, ...], payload: memoryview, now_ns: int) -> None:
         """See `ClientPort.take`."""
         if kind == m.STEP:
-            self._step(fields[0], fields[1], fields[6])
+            self._step(fields[0], fields[1], fields[6], fields[5])
         elif kind == m.COMMIT:
             self._commit(fields[0], fields[1], fields[2], fields[3], fields[7])
         elif kind == m.RELEASE:
             self._release(fields[0], fields[1])
         elif kind == m.CLOSE:
-            self._waiting.pop(fields[0], None)
-            for outcome in self._early.pop(fields[0], ()):
-                self._give(outcome)
+            self._close(fields[0])
         elif kind == m.AGREE:
             self._agreed = (fields[0], fields[2], fields[3])
             self._agree()
 
-    def _step(self, request: int, ticket: int, round_number: int) -> None:
+    def _close(self, request: int) -> None:
+        """What its STEP is still to hear is for nobody, above all not for a request that gets the same ID next."""
+        if self._waiting.pop(request, None) is not None:
+            if len(self._owed) >= REQUESTS_MOST:
+                raise PeerFault(Reason.OVERLOAD, f"{len(self._owed)} requests were closed before their outcome")
+            self._owed[request] = self._owed.get(request, 0) + 1
+        for outcome in self._early.pop(request, ()):
+            self._give(outcome)
+
+    def _step(self, request: int, ticket: int, round_number: int, generation: int) -> None:
         if not self.rank.member.open:
-            self.send(m.DISCARDED, request, ticket, Reason.PEER_LOST.code, round_number, 0, 0)
+            self.send(m.DISCARDED, request, ticket, Reason.PEER_LOST.code, round_number, generation, 0)
             return
         if request in self._waiting:
             raise PeerFault(Reason.REQUEST_DUPLICATE, f"request {request} waits for an outcome already")
@@ -243,7 +261,7 @@ class MemberPort(ClientPort):
         if early:
             self._deliver(request, ticket, early.popleft())
         else:
-            self._waiting[request] = ticket
+            self._waiting[request] = ticket, round_number, generation
 
     def _commit(self, request: int, slot: int, slot_generation: int, round_number: int, epoch: int) -> bool:
         if slot_generation:  # a verified one; what the target sampled by itself needs an open epoch alone
@@ -280,7 +298,7 @@ class MemberPort(ClientPort):
     def report(self, now_ns: int) -> None:
         """See `ClientPort.report`."""
         rank = self.rank
-        if rank.outcomes:
+        while rank.outcomes:  # a rank that leaves by one of them has more of them
             outcomes = rank.outcomes[:]
             rank.outcomes.clear()
             for request, outcome in outcomes:
@@ -290,15 +308,25 @@ class MemberPort(ClientPort):
             self._agree()
 
     def _settle(self, request: int, outcome: Outcome) -> None:
-        ticket = self._waiting.pop(request, None)
-        if ticket is not None:
-            self._deliver(request, ticket, outcome)
+        owed = self._owed.pop(request, 0)
+        if owed:
+            self._give(outcome)
+            if owed > 1:
+                self._owed[request] = owed - 1
+            return
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:
+            self._deliver(request, waiting[0], outcome)
             return
         early = self._early.setdefault(request, deque())
-        if self.attached is None or len(early) >= EARLY_MOST:
+        if self.attached is None:
             self._give(outcome)
-        else:
-            early.append(outcome)
+            return
+        early.append(outcome)
+        if len(early) > EARLY_MOST or len(self._early) > REQUESTS_MOST:
+            # One outcome left out, and every later one would meet another round than rank 0's: this rank begins anew.
+            self.log.warning("rank_too_far_behind", reason=Reason.OVERLOAD.value, request=request, outcomes=len(early))
+            self.rank.leave(Reason.OVERLOAD)
 
     def _deliver(self, request: int, ticket: int, outcome: Outcome) -> None:
         if outcome.reason is not None:

@@ -184,10 +184,13 @@ class OwnMemberPort(MemberPort):
         group = self.own_rank.joint.group
         if group is None or not group.pending:
             return
+        void = [slot for request, slot in group.pending.items() if self.owes(request)]
+        for slot in void:
+            group.refuse_granted(slot, Reason.CANCELLED)
         met = [slot for request, slot in group.pending.items() if request in self._waiting]
         for slot in met:
             self._meet(group, slot)
-        if met:
+        if met or void:
             self.after_records()
 
     def _meet(self, group: OwnMemberSession, slot: Slot) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..counters import Counters
     from ..session.breaker import Breaker
     from ..session.hub import RankGroup
-    from ..session.requests import Request
 
 OVERDUE_LOOK_NS: Final = 100_000_000
 
@@ -87,9 +86,7 @@ class TargetPort(ClientPort):
         elif kind == m.OPEN:
             self._open(fields, payload)
         elif kind == m.CLOSE:
-            request = self.receiver.requests.get(fields[0])
-            if request is not None:
-                self.receiver.close_request(request)
+            self._close(fields[0])
         elif self.group is not None and fields[0] == self.group.epoch:
             self.group.agree(fields[2], fields[3])
 
@@ -106,6 +103,14 @@ class TargetPort(ClientPort):
             self._refuse(request, NO_TICKET, fault.reason, fault)
             return
         opened.round = round_number
+
+    def _close(self, number: int) -> None:
+        for queued in [queued for queued in self._queued if queued[1][0] == number]:
+            self._queued.remove(queued)  # it would take the place of one that is still wanted
+            self._discarded(number, queued[1][1], Reason.CANCELLED, queued[1][6])
+        request = self.receiver.requests.get(number)
+        if request is not None:
+            self.receiver.close_request(request)
 
     def _queue_or_step(self, fields: tuple[Any, ...], now_ns: int) -> None:
         """In a group a slot is FREE only when every rank has released it: a process that is ahead of the others waits for
@@ -143,6 +148,7 @@ class TargetPort(ClientPort):
         if number in self._live:
             raise PeerFault(Reason.REQUEST_DUPLICATE, f"STEP {number} is under way already")
         if round_number >= U32_MAX or max(request.generation, generation) >= U32_MAX:
+            self._tell_members(fields[0], round_number, Reason.GENERATION_EXHAUSTED)
             self._refuse(fields[0], number, Reason.GENERATION_EXHAUSTED, LocalMisuse("rounds or generations ran out"))
             return
         # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
@@ -172,7 +178,7 @@ class TargetPort(ClientPort):
             if isinstance(error, ProposalDiscarded):
                 self._discarded(fields[0], number, error.reason, round_number)
             else:
-                self._tell_members(request, round_number, Reason.OVERLOAD)
+                self._tell_members(fields[0], round_number, Reason.OVERLOAD)
                 self._refuse(fields[0], number, Reason.OVERLOAD, error)
             return
         assert isinstance(ticket, ServedTicket)
@@ -189,26 +195,30 @@ class TargetPort(ClientPort):
         turn = self.breaker.may_step(now_ns)
         return turn, None if turn else Reason.CIRCUIT_OPEN
 
-    def _tell_members(self, request: Request | None, round_number: int, reason: Reason) -> None:
-        if self.group is not None and request is not None:
-            self.group.refuse_step(request.request, request.generation, round_number, reason)
+    def _tell_members(self, number: int, round_number: int, reason: Reason) -> None:
+        """Of a request that is not open here too: the other ranks, where it may be, wait for nothing else."""
+        if self.group is not None:
+            self.group.refuse_step(number, self._generation_of(number), round_number, reason)
+
+    def _generation_of(self, number: int) -> int:
+        request = self.receiver.requests.get(number)
+        return request.generation if request is not None else 0
 
     def _discarded(self, number: int, ticket: int, reason: Reason, round_number: int) -> None:
         """A STEP that was not sent: its process hears why, and so do the other ranks, which would wait for it."""
-        request = self.receiver.requests.get(number)
         self.counters.add("steps_refused")
         self.counters.refuse(reason)
-        self._tell_members(request, round_number, reason)
-        generation = request.generation if request is not None else 0
-        self.send(m.DISCARDED, number, ticket, reason.code, round_number, generation, 0)
+        self._tell_members(number, round_number, reason)
+        self.send(m.DISCARDED, number, ticket, reason.code, round_number, self._generation_of(number), 0)
 
     def _commit(self, fields: tuple[Any, ...], payload: memoryview) -> None:
         number, slot, slot_generation, round_number, source, accepted, _count, _epoch, generation = fields
         if slot_generation:
             self._release(slot, slot_generation)
         request = self.receiver.requests.get(number)
-        if request is None:
-            return  # closed meanwhile
+        if request is None:  # closed meanwhile, or one that could not be opened here: the target's tokens are its own affair
+            self._answer_commit(number, round_number)
+            return
         try:
             request.generation = max(request.generation, generation)
             tokens = self.receiver.check_tokens(request, payload.cast("i"))
@@ -227,8 +237,16 @@ class TargetPort(ClientPort):
             self.counters.refuse(discarded.reason)
             self.send(m.DISCARDED, number, NO_TICKET, discarded.reason.code, round_number, request.generation, 0)
             return
-        if self.group is not None:
+        self._answer_commit(number, round_number)
+
+    def _answer_commit(self, number: int, round_number: int) -> None:
+        """In a group the target waits for a word."""
+        if self.group is None:
+            return
+        if self.group.open:
             self.send(m.COMMITTED, number, round_number, self.group.epoch)
+        else:
+            self.send(m.DISCARDED, number, NO_TICKET, Reason.PEER_LOST.code, round_number, 0, 0)
 
     def _release(self, slot: int, generation: int) -> None:
         if slot >= self.receiver.limit("max_slots"):

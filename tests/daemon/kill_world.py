@@ -62,7 +62,7 @@ class KillWorld:
         self.random = random.Random(seed)
         self.shape = Shape(
             seed=seed,
-            rounds=10_000_000,
+            rounds=200_000,  # more than it will get to
             depth=depth,
             vocab_size=vocab_size,
             support=support,
