@@ -219,7 +219,7 @@ class AttachedSide(ABC):
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
         """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
         self.may_wait()
-        self.poll()  # a loop that does nothing but this must still hear that an epoch or a session is over
+        self.serve(0)  # a loop that does nothing but this must still hear that its daemon, a session or an epoch is over
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         while not self.up:
             if self._closed:
