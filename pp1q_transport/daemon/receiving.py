@@ -127,16 +127,14 @@ class TargetPort(ClientPort):
 
     def _step_queued(self, now_ns: int) -> None:
         """STEPs whose time has come: a slot is free, their epoch is over, or their budget is spent."""
-        while self._queued and self.group is not None:
-            since_ns, fields = self._queued[0]
-            budget_us = fields[9] - (now_ns - since_ns) // 1000
-            if self.group.open and budget_us > 0 and self._slots_taken():
-                return
-            self._queued.popleft()
-            if budget_us > 0:
-                self._step((*fields[:9], budget_us, *fields[10:]), now_ns)
-            else:
-                self._discarded(fields[0], fields[1], Reason.TIMEOUT, fields[6])
+        for queued in list(self._queued):  # not only the first: another's budget may be shorter
+            if _budget_left_us(queued, now_ns) <= 0:
+                self._queued.remove(queued)
+                self._discarded(queued[1][0], queued[1][1], Reason.TIMEOUT, queued[1][6])
+        while self._queued and self.group is not None and not (self.group.open and self._slots_taken()):
+            queued = self._queued.popleft()
+            fields = queued[1]
+            self._step((*fields[:9], _budget_left_us(queued, now_ns), *fields[10:]), now_ns)
 
     def _step(self, fields: tuple[Any, ...], now_ns: int) -> None:
         number, context, trace_id, temperature, generation, round_number, depth, support, budget_us, owner = fields[1:]
@@ -341,3 +339,9 @@ class TargetPort(ClientPort):
         """Whether a drain must wait: proposals under way or held."""
         states = self.receiver.slots_by_state()
         return any(states.get(st.STATE_NAMES[state], 0) for state in (st.GRANTED, st.LANDING, st.VOTED, st.READY))
+
+
+def _budget_left_us(queued: tuple[int, tuple[Any, ...]], now_ns: int) -> int:
+    """Of a STEP that waits since the time it is queued with."""
+    since_ns, fields = queued
+    return int(fields[9]) - (now_ns - since_ns) // 1000

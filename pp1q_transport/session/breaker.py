@@ -16,8 +16,8 @@ from typing import Final
 from ..errors import LocalMisuse, Reason
 from ..rng import philox4x32
 
-# The caller withdrew it, or it was never sent: that says nothing about the peer.
-NOBODYS_FAULT: Final = frozenset({Reason.CANCELLED, Reason.CIRCUIT_OPEN})
+# The caller withdrew it, it was never sent, or its request came back behind keys it had spent: that says nothing about the peer.
+NOBODYS_FAULT: Final = frozenset({Reason.CANCELLED, Reason.CIRCUIT_OPEN, Reason.KEY_REUSE})
 # A lost link is one event however many proposals it took along, and its own backoff paces the next one. Only a probe's counts.
 LINK_LOST: Final = frozenset({Reason.PEER_LOST, Reason.LINK_ERROR})
 

@@ -13,6 +13,7 @@ from daemon_rig import PROMPT, SMALL, VOCAB, WATCHDOG_S, Bed, drafting
 
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Step, attach_leader, attach_receiver
 from pp1q_transport.errors import PeerFault, ProposalDiscarded, Reason
+from pp1q_transport.session.breaker import Breaker, BreakerState
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -122,7 +123,7 @@ def test_a_target_that_cancels_what_waits_for_slots_is_not_cut_off(pair: Bed) ->
 
 def test_a_step_that_rank_0_can_not_take_is_told_to_the_others(pair: Bed) -> None:
     with ranks(pair) as (first, second):
-        requests = [each.open_request(1, PROMPT, seed=5, generation=0xFFFFFFFF) for each in (first, second)]
+        requests = [each.open_request(999, PROMPT, seed=5, generation=0xFFFFFFFF) for each in (first, second)]
         ticket = second.enqueue(requests[1], support=SUPPORT)
         with pytest.raises(ProposalDiscarded):
             first.step(requests[0], support=SUPPORT)
@@ -206,7 +207,7 @@ def test_a_rank_that_is_too_far_behind_leaves_instead_of_missing_an_outcome() ->
         with ranks(bed) as (first, second):
             requests = [each.open_request(1, PROMPT, seed=5) for each in (first, second)]
             rounds = 0
-            for rounds in range(1100):
+            for rounds in range(20_000):
                 try:
                     first.step(requests[0], support=SUPPORT)
                 except ProposalDiscarded as discarded:
@@ -250,3 +251,22 @@ def test_a_commit_of_a_request_that_the_daemon_could_not_open_is_answered(pair: 
         until(lambda: first.counters.get("refused_by_daemon"), (first,), "refused")
         first.commit_target_only(request, 0, [3])
         assert first.counters.get("daemon_lost") == 0
+
+
+def test_a_budget_that_ends_in_the_queue_for_slots_is_noticed_behind_a_longer_one(pair: Bed) -> None:
+    with ranks(pair) as (first, _second):
+        for number in range(1, 5):  # rank 1 has not asked for these: its slots are taken
+            first.step(first.open_request(number, PROMPT, seed=number), support=SUPPORT).release()
+        first.enqueue(first.open_request(5, PROMPT, seed=5), support=SUPPORT, budget_us=60_000_000)
+        with pytest.raises(ProposalDiscarded) as discarded:
+            first.step(first.open_request(6, PROMPT, seed=6), support=SUPPORT, budget_us=50_000)
+        assert discarded.value.reason is Reason.TIMEOUT
+        assert first.attached
+        assert first.counters.get("daemon_lost") == 0
+
+
+def test_requests_that_came_back_with_spent_keys_do_not_open_the_breaker() -> None:
+    breaker = Breaker(2, 1_000, 1_000, 1)
+    for _ in range(8):
+        breaker.discarded(Reason.KEY_REUSE, 1, breaker.may_step(1))
+    assert breaker.state is BreakerState.CLOSED
