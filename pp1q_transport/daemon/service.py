@@ -278,7 +278,7 @@ class Service:
                 self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
             self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
         self.counters.add("reloads")
-        self._log.info("reloaded", changed=list(changes.live))
+        self._log.warning("reloaded", changed=list(changes.live))  # the answer to a signal: not only at log_level "info"
 
     # ---- running ------------------------------------------------------------------------------------------------
 
