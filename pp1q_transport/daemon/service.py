@@ -21,6 +21,7 @@ from ..session.breaker import Breaker
 from ..session.negotiate import Role
 from ..session.shards import GROUP_MODES, REPLICATE
 from . import config as configuration
+from .discards import DiscardLines
 from .grouping import GroupLinks
 from .leading import DraftPort, ServedLeader
 from .leading_group import ServedGroup
@@ -101,6 +102,8 @@ class Service:
             lone=self.config.group.size == 1,
         )
         self.loop.on_reload = self.reload
+        self._discards = DiscardLines(self._log, lambda: self._sums()[1])
+        self.loop.on_rare = self._discards.look
         self._notifier = notifier
 
     def _engine_config(self, peer: PeerSettings) -> EngineConfig:
@@ -286,6 +289,7 @@ class Service:
         """Until SIGTERM; returns whether everything under way ended within `drain_s`."""
         self._log.info("daemon_up", role=self.config.daemon.role.value, socket=str(self.config.daemon.socket), pid=os.getpid())
         drained = self.loop.run()
+        self._discards.say()
         self._log.info("daemon_down", drained=drained)
         return drained
 
