@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def examples() -> dict[str, str]:
 
 
 EXAMPLES = examples()
+LOCAL = ("local-leader.toml", "local-receiver.toml")
 
 
 def config(name: str) -> DaemonConfig:
@@ -37,7 +39,7 @@ def test_there_is_a_file_for_each_role() -> None:
     assert {"kubernetes/leader.toml", "kubernetes/pp1q-receiver-0.toml", "kubernetes/pp1q-receiver-1.toml"} <= set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - set(LOCAL)))
 def test_the_daemon_takes_it(name: str) -> None:
     taken = config(name)
     assert taken.daemon.role is (Role.LEADER if "leader" in name else Role.RECEIVER)
@@ -63,6 +65,22 @@ def test_the_three_pair(names: tuple[str, str, str]) -> None:
     assert (second.group.connect or "").rpartition(":")[2] == (first.group.listen or "").rpartition(":")[2]
     sockets = {str(one.daemon.socket) for one in (first, second)}
     assert len(sockets) == (1 if "kubernetes" in names[0] else 2)  # pods do not share a /run
+
+
+def test_the_two_for_one_machine_pair_and_need_nothing_of_it() -> None:
+    leader, receiver = (config(name) for name in LOCAL)
+    assert (leader.daemon.role, receiver.daemon.role) == (Role.LEADER, Role.RECEIVER)
+    assert leader.session == receiver.session
+    assert leader.peers[0].connect == receiver.peers[0].listen == "tcp://127.0.0.1:7801"
+    assert leader.daemon.socket != receiver.daemon.socket
+    readme = (DEPLOY.parent / "README.md").read_text(encoding="utf-8")
+    for name, one in zip(LOCAL, (leader, receiver), strict=True):
+        assert one.keys is None
+        assert one.daemon.metrics is None
+        assert one.daemon.socket.parent == Path("/tmp")
+        assert one.daemon.allow_uids == (os.geteuid(),)
+        assert f".venv/bin/pp1q daemon --config deploy/examples/{name}" in readme
+        assert str(one.daemon.socket) in readme
 
 
 @pytest.mark.parametrize("name", ("leader.toml", "receiver-rank0.toml"))
