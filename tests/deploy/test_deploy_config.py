@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -81,6 +82,24 @@ def test_the_two_for_one_machine_pair_and_need_nothing_of_it() -> None:
         assert one.daemon.allow_uids == (os.geteuid(),)
         assert f".venv/bin/pp1q daemon --config deploy/examples/{name}" in readme
         assert str(one.daemon.socket) in readme
+
+
+def test_sockets_have_the_same_paths_wherever_they_are_named() -> None:
+    """Pods have their own, which are in deploy/kubernetes alone."""
+    known = {str(config(name).daemon.socket) for name in EXAMPLES if "kubernetes" not in name}
+    root = DEPLOY.parent
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "pp1q_transport").rglob("*.py")]
+    pages += [*(root / "examples").rglob("*.c"), *(root / "include").glob("*.h"), *(DEPLOY / "systemd").iterdir()]
+    for page in pages:
+        named = re.findall(r"/(?:run|tmp)/[\w./-]+\.sock\b", page.read_text(encoding="utf-8"))
+        assert {name.replace("-RANK", "-0") for name in named} <= known, page
+
+
+def test_the_readme_calls_the_program_as_a_clone_has_it() -> None:
+    text = (DEPLOY.parent / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^ *((?:\.venv/bin/)?pp1q(?:-\w+)? .*)$", text, re.M)
+    assert len(commands) >= 10
+    assert [line for line in commands if line.startswith("pp1q")] == []
 
 
 @pytest.mark.parametrize("name", ("leader.toml", "receiver-rank0.toml"))
