@@ -46,8 +46,7 @@ def describe(now: Reading, before: Reading | None = None, columns: int = COLUMNS
         lines.append(_row("group", f"rank {group['rank']}  {group['mode']}  {group['ranks_up']}/{group['size']} ranks up"))
     if status["slots"]:
         lines.append(_row("slots", _pairs(status["slots"])))
-    if status["clients"]:
-        lines.append(_row("clients", "  ".join(f"{c['role']} {c['rank']} pid {c['pid']}" for c in status["clients"])))
+    lines.append(_row("clients", _clients(status)))
     if earlier is not None and before is not None:
         lines.append(_row("rates", _rates(status, earlier, now.at_s - before.at_s)))
     else:
@@ -78,6 +77,12 @@ def _headline(status: Status) -> str:
     elif status["breakers"]:
         parts.append("breaker closed")
     return "  ".join(parts)
+
+
+def _clients(status: Status) -> str:
+    awaited = "draft" if status["role"] == "leader" else "target"
+    named = "  ".join(f"{client['role']} {client['rank']} pid {client['pid']}" for client in status["clients"])
+    return named or f"none: no {awaited} is attached"
 
 
 def _session(session: Mapping[str, object]) -> str:

@@ -101,6 +101,13 @@ def test_a_leader_shows_refusals_where_a_receiver_shows_discards(make_status: Ca
     assert not [name for name in ("latency", "tail", "slots", "group") if f"  {name} " in shown]
 
 
+@pytest.mark.parametrize(("role", "awaited"), (("leader", "draft"), ("receiver", "target")))
+def test_a_process_that_is_missing_is_said_to_be(make_status: Callable[..., Status], role: str, awaited: str) -> None:
+    shown = text(*describe(reading(make_status(role=role, clients=[]))))
+    assert f"clients  none: no {awaited} is attached" in shown
+    assert "none" not in text(*describe(reading(make_status(role=role))))
+
+
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 

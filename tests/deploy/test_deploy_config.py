@@ -12,6 +12,7 @@ import yaml
 
 from pp1q_transport.daemon.config import parse
 from pp1q_transport.daemon.settings import DaemonConfig
+from pp1q_transport.session.breaker import LINK_LOST, NOBODYS_FAULT
 from pp1q_transport.session.hello import Role
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -82,6 +83,11 @@ def test_the_two_for_one_machine_pair_and_need_nothing_of_it() -> None:
         assert one.daemon.allow_uids == (os.geteuid(),)
         assert f".venv/bin/pp1q daemon --config deploy/examples/{name}" in readme
         assert str(one.daemon.socket) in readme
+
+
+def test_the_example_names_every_reason_that_the_breaker_does_not_count() -> None:
+    comment = EXAMPLES["leader.toml"].partition("# Not counted:")[2].partition("\n")[0]
+    assert set(re.findall(r"[a-z]+_[a-z]+|cancelled", comment)) == {str(reason) for reason in NOBODYS_FAULT | LINK_LOST}
 
 
 def test_sockets_have_the_same_paths_wherever_they_are_named() -> None:
