@@ -309,7 +309,7 @@ class Service:
         totals, reasons, discards = self._sums()
         port, first = self.port, self.ends[0]
         sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader | ServedGroup)]
-        return {
+        status: Status = {
             "role": self.config.daemon.role.value,
             "name": self.config.daemon.name,
             "version": _version(),
@@ -323,7 +323,6 @@ class Service:
             "breakers": self._breakers(),
             "totals": totals,
             "reasons": reasons,
-            "discards": discards,
             "ready": sum(total["ready"] for total in sums),
             "discarded": totals.get("discarded", 0),
             "rows": sum(end.rows_done() for end in self.ends),
@@ -333,6 +332,9 @@ class Service:
             "loops": self.loop.turns,
             "last_loop_age_s": max(0, now_ns - self.loop.last_turn_ns) / NS,
         }
+        if self.config.daemon.role is Role.RECEIVER:  # a leader discards nothing: it is told
+            status["discards"] = discards
+        return status
 
     def _sessions(self, now_ns: int) -> list[SessionStatus]:
         """One for each peer, and, in a group, one for each link between its ranks."""
