@@ -21,7 +21,7 @@ CUT_SHORT: Final = 3
 @click.command("daemon", context_settings={"show_default": True})
 @click.option("--config", "config_path", required=True, metavar="FILE", help="The TOML file (examples: deploy/examples).")
 @click.option("--check", is_flag=True, help="Judge the file, print what it means, start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --check: one JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="With --check: every setting, as one JSON object on stdout.")
 @click.option("-v", "--verbose", count=True, help="More log lines than log_level asks for.")
 @command_errors
 def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
@@ -34,6 +34,7 @@ def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
     Example: pp1q daemon --config deploy/examples/local-leader.toml
     """
     from ..daemon.config import load
+    from ..daemon.meaning import meaning
     from ..local.unix_socket import check_folder
 
     config = load(config_path)
@@ -42,8 +43,7 @@ def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
         if as_json:
             click.echo(json.dumps({"valid": True, "source": config.source, "settings": config.describe()}))
         else:
-            click.echo(f"{config.source}: valid")
-            _print_settings(config.describe())
+            click.echo("\n".join([f"{config.source}: valid", *meaning(config)]))
         return
     from ..daemon.service import Service
 
@@ -57,11 +57,3 @@ def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
     if not drained:
         click.echo(f"pp1q: the drain was cut short after {config.daemon.drain_s:g} s", err=True)
         sys.exit(CUT_SHORT)
-
-
-def _print_settings(tables: dict[str, object], prefix: str = "") -> None:
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            _print_settings(value, f"{prefix}{name}.")
-        else:
-            click.echo(f"  {prefix}{name} = {json.dumps(value)}")
