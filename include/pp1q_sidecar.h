@@ -4,6 +4,7 @@
  * messages.py). Header only (four of them), C11, Linux 5.8 or newer. Include it first, or define _GNU_SOURCE.
  * Nothing here blocks but pp1q_attach and pp1q_wait. One attachment belongs to one thread. Functions return -errno on failure;
  * what a daemon passes is checked before it is touched, so that a wrong one is an error and not a crash.
+ * A record's `reason` and an answer's `verdict` are codes: docs/reasons.md, column "code", says which reason each one is.
  */
 #ifndef PP1Q_SIDECAR_H
 #define PP1Q_SIDECAR_H
@@ -48,7 +49,7 @@ struct pp1q_attach_request {
 /* Then `text_length` bytes of UTF-8. Descriptors: channel, the bell to sleep on, the bell to ring, one for each region. */
 struct pp1q_answer {
     char magic[4];
-    uint16_t version, verdict; /* 0, or the code of a reason (docs/reasons.md, in the order of errors.py) */
+    uint16_t version, verdict; /* 0, or the code of a reason: docs/reasons.md, column "code" */
     uint32_t text_length, regions;
     uint32_t vocab_size, depth, support, max_slots, row_bytes, dense_row_bytes, group_size, rank, group_mode, flags;
     uint32_t max_context_tokens, ring_capacity, targets, zero;
