@@ -51,6 +51,7 @@ LINKS: Final = ("tcp", "shm")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _TABLES: Final = ("daemon", "session", "keys", "peer", "group", "breaker", "watch")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LINE_NAMES: Final = re.compile(r"[ \t]*(\[{1,2}[\w.-]{1,64}\]{1,2}|[\w.-]{1,64}(?=[ \t]*=))")
 _UID_MOST: Final = (1 << 32) - 2  # the last one is "no user"
 _HELLO: Final = {item.name: item.default for item in fields(Hello)}
 
@@ -85,9 +86,9 @@ def parse(text: str, source: str) -> DaemonConfig:
     """The configuration in a text; `source` is its file in errors, and relative paths are relative to that file. Reads no other
     file. Raises `ConfigError`."""
     try:
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(text + "\n")  # so that every error is at a line, the last one's too
     except ValueError as fault:  # TOMLDecodeError, or Python's own for a number of thousands of digits
-        raise ConfigError(f"{source} is not TOML: {fault}") from None
+        raise ConfigError(_twice(text, source, str(fault)) or f"{source} is not TOML: {fault}") from None
     except RecursionError:
         raise ConfigError(f"{source} is not TOML: nested too deeply") from None
     for name in tables:
@@ -112,6 +113,17 @@ def parse(text: str, source: str) -> DaemonConfig:
     )
     _judge(config)
     return config
+
+
+def _twice(text: str, source: str, fault: str) -> str | None:
+    """What `fault` of tomllib means when a key or table stands in the file twice."""
+    found = re.match(r"(?:Cannot overwrite a value|Cannot declare .* twice|Duplicate inline .*) \(at line (\d+),", fault)
+    if found is None:
+        return None
+    number = int(found[1])
+    named = _LINE_NAMES.match(text.split("\n")[number - 1])
+    what = named[1] if named is not None and not fault.startswith("Duplicate") else "a key"
+    return f"{source}: line {number} gives {what} a second time"
 
 
 # ---- the tables -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Between `tomllib` and `config`. Knows no key by name and opens no file.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Final, NoReturn, cast
 
 from ..errors import ConfigError
@@ -31,6 +32,7 @@ class Table:
             raise ConfigError(f"{source}: {name} must be a table, not {shown(value)}")
         self.where = f"{source}: {name}"
         self._left: dict[str, object] = dict(value)
+        self._known: set[str] = set()  # every key that was asked for
 
     def fail(self, key: str, allowed: str, found: object) -> NoReturn:
         """Refuses `key`: it must be `allowed`, not what was `found`."""
@@ -38,18 +40,20 @@ class Table:
 
     def has(self, key: str) -> bool:
         """Whether `key` is given and was not taken yet."""
+        self._known.add(key)
         return key in self._left
 
     def take(self, key: str) -> object:
         """The raw value of a key that must be there."""
-        if key not in self._left:
+        if not self.has(key):
             raise ConfigError(f"{self.where} {key} is missing")
         return self._left.pop(key)
 
     def done(self) -> None:
         """Refuses every key that nobody took."""
         for key in self._left:
-            raise ConfigError(f"{self.where} has no key {shown(key)}")
+            near = get_close_matches(key, sorted(self._known), 1)
+            raise ConfigError(f"{self.where} has no key {shown(key)}" + (f": did you mean `{near[0]}`?" if near else ""))
 
     def forbid(self, key: str, why: str) -> None:
         """Refuses `key`, which is known but not wanted here."""
@@ -58,7 +62,7 @@ class Table:
 
     def integer(self, key: str, bounds: tuple[int, int] | None, default: int | None = None) -> int:
         """An integer within `bounds` (both included; None: judged elsewhere); a boolean is none. No default: it must be there."""
-        if default is not None and key not in self._left:
+        if default is not None and not self.has(key):
             return default
         value = self.take(key)
         low, high = bounds or (-INTEGER_MOST - 1, INTEGER_MOST)
@@ -68,7 +72,7 @@ class Table:
 
     def seconds(self, key: str, default: float, low: float, high: float, zero: bool = False) -> float:
         """A finite number of seconds in `low`..`high`, or 0 where that means something."""
-        if key not in self._left:
+        if not self.has(key):
             return default
         value = self.take(key)
         allowed = f"{'0 or ' if zero else ''}a number of seconds in {low:g}..{high:g}"
@@ -81,7 +85,7 @@ class Table:
 
     def boolean(self, key: str, default: bool) -> bool:
         """true or false."""
-        if key not in self._left:
+        if not self.has(key):
             return default
         value = self.take(key)
         if not isinstance(value, bool):
@@ -90,7 +94,7 @@ class Table:
 
     def text(self, key: str, default: str | None = None) -> str:
         """A printable text of 1..256 characters. No default: it must be there."""
-        if default is not None and key not in self._left:
+        if default is not None and not self.has(key):
             return default
         value = self.take(key)
         if not isinstance(value, str) or not 1 <= len(value) <= TEXT_CHARS or not value.isprintable():
@@ -99,11 +103,11 @@ class Table:
 
     def maybe(self, key: str) -> str | None:
         """As `text`, None when it is not given."""
-        return self.text(key) if key in self._left else None
+        return self.text(key) if self.has(key) else None
 
     def choice(self, key: str, choices: tuple[str, ...], default: str | None = None) -> str:
         """One of `choices`. No default: it must be there."""
-        if default is not None and key not in self._left:
+        if default is not None and not self.has(key):
             return default
         value = self.take(key)
         if not isinstance(value, str) or value not in choices:
@@ -112,7 +116,7 @@ class Table:
 
     def items(self, key: str, most: int, what: str) -> list[object] | None:
         """A list of 1..`most` different entries (`what` names them in an error); None when it is not given."""
-        if key not in self._left:
+        if not self.has(key):
             return None
         value = self.take(key)
         if not isinstance(value, list) or not 1 <= len(value) <= most:
