@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from daemon_rig import SMALL, Bed, drafting
 
+from pp1q_transport.client import AttachedReceiver
 from pp1q_transport.daemon.discards import EVERY_NS, DiscardLines
 from pp1q_transport.errors import ProposalDiscarded
+from pp1q_transport.session.requests import Request
 
 
 class Log:
@@ -40,6 +43,14 @@ def test_one_line_a_second_says_what_came_since_the_last() -> None:
     assert log.lines[1:] == [{"event": "discards", "timeout": 7}]
 
 
+def discarded(receiver: AttachedReceiver, request: Request, rounds: int) -> None:
+    """So many rounds whose proposals come too late."""
+    for _ in range(rounds):
+        with pytest.raises(ProposalDiscarded), receiver.step(request, support=16, budget_us=2000):
+            pass
+        receiver.commit_target_only(request, request.round, [3])
+
+
 @pytest.mark.timeout(60)
 def test_daemons_at_level_info_log_no_line_a_proposal() -> None:
     with Bed(SMALL, {"receiver0": "[breaker]\nenabled = false\n"}) as bed:
@@ -48,12 +59,15 @@ def test_daemons_at_level_info_log_no_line_a_proposal() -> None:
             draft.act = lambda _models, _step: None  # answers nothing
             receiver.wait_for_peer()
             request = receiver.open_request(1, (1, 2), seed=1)
-            for _ in range(12):
-                with pytest.raises(ProposalDiscarded), receiver.step(request, support=16, budget_us=2000):
-                    pass
-                receiver.commit_target_only(request, request.round, [3])
+            discarded(receiver, request, 12)
             for name in ("receiver0", "leader"):
                 bed.says(name, '"discards"')
-        for name in ("receiver0", "leader"):
-            events = [json.loads(line)["event"] for line in bed.parts[name].log.read_text(encoding="utf-8").splitlines()]
-            assert not {"discarded", "reset", "step_failed", "refused", "step_refused"} & set(events)
+                events = [json.loads(line)["event"] for line in bed.parts[name].log.read_text(encoding="utf-8").splitlines()]
+                assert not {"discarded", "reset", "step_failed", "refused", "step_refused"} & set(events)
+                # The level changes in a daemon that runs, with its session up.
+                bed.edit(name, lambda text: text.replace("[daemon]", '[daemon]\nlog_level = "debug"'))
+                bed.signal(name, signal.SIGHUP)
+                bed.says(name, '"reloaded"')
+            discarded(receiver, request, 2)
+            bed.says("receiver0", '"discarded"', 4)  # one by its slot, one by its request
+            bed.says("leader", '"reset"', 2)
