@@ -125,9 +125,13 @@ def test_a_step_that_rank_0_can_not_take_is_told_to_the_others(pair: Bed) -> Non
     with ranks(pair) as (first, second):
         requests = [each.open_request(999, PROMPT, seed=5, generation=0xFFFFFFFF) for each in (first, second)]
         ticket = second.enqueue(requests[1], support=SUPPORT)
-        with pytest.raises(ProposalDiscarded):
+        with pytest.raises(ProposalDiscarded) as theirs:
             first.step(requests[0], support=SUPPORT)
         until(lambda: ticket.known, (first, second), "rank 1 hears of it", 5.0)
+        with pytest.raises(ProposalDiscarded) as ours:
+            ticket.wait()
+        for name in ("reason", "round", "generation"):
+            assert getattr(ours.value, name) == getattr(theirs.value, name)
     # and a request whose generations ran out keeps nobody from leaving
 
 
