@@ -192,8 +192,8 @@ class TargetPort(ClientPort):
         return turn, None if turn else Reason.CIRCUIT_OPEN
 
     def _discarded(self, fields: tuple[Any, ...], reason: Reason) -> None:
-        """A STEP that was not sent: its process hears why, and so do the other ranks, which wait for nothing else. All hear of one
-        generation, by whose noise they go on; also of a request that is open elsewhere only."""
+        """A STEP that was not sent: its process hears why, and so do the other ranks, which wait for nothing else. All hear of
+        one generation, by whose noise they go on; also of a request that is open elsewhere only."""
         number, ticket, generation, round_number = fields[0], fields[1], fields[5], fields[6]
         request = self.receiver.requests.get(number)
         if request is not None:
