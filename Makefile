@@ -2,12 +2,14 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 BIN := .venv/bin
+SOAK_S ?= 1800
+KILLS ?= 50
 # What the installed package is compiled from; other .py files are used in place.
 PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-units wheel check-wheel soak
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-units wheel check-wheel soak kills
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -52,11 +54,19 @@ test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
 	scripts/check-deploy.sh
 	scripts/check-wheel.sh
+	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets
 	$(BIN)/python bench/kernels.py
 	$(BIN)/pp1q-send --loopback --dense --idle spin
 	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
+
+soak: .venv/.installed  ## a deployment under load for SOAK_S seconds (half an hour): nothing may grow or slow down
+	$(BIN)/python scripts/soak.py --seconds $(SOAK_S)
+
+kills: .venv/.test-tools  ## kill -9 of every process of a deployment, KILLS times each, with one rank and with two
+	$(BIN)/python tests/daemon/kill_world.py --kills $(KILLS) --ranks 1
+	$(BIN)/python tests/daemon/kill_world.py --kills $(KILLS) --ranks 2
 
 example-c:  ## the C example: a target process without Python, as build/read_slot
 	mkdir -p build

@@ -120,7 +120,7 @@ def cpu_ns(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
-PLACEMENTS = {"crossing": ("target", "leader"), "paired": ("target", "receiver0")}
+PLACEMENTS = {"crossing": ("target", "leader"), "paired": ("target", "receiver0"), "apart": ("target", "draft")}
 
 
 def measure(blocks: int, count: int, idle: str, placement: str) -> dict[str, object]:

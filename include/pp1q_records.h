@@ -57,7 +57,7 @@ struct pp1q_open {
 struct pp1q_step {
     uint64_t request, ticket, target_context, trace_id;
     double temperature;
-    uint32_t generation, round, depth, support, budget_us, owner;
+    uint32_t generation, round, depth, support, budget_us, owner; /* owner: the rank, where group_mode is 2; else any */
 };
 
 struct pp1q_commit {
@@ -91,7 +91,8 @@ struct pp1q_down {
 
 struct pp1q_ready {
     uint64_t request, ticket, latency_ns;
-    uint32_t slot, slot_generation, request_generation, round, anchor, depth, representation, epoch;
+    uint32_t slot, slot_generation, request_generation, round, anchor, depth, representation, epoch; /* representation 0: another rank has
+                                                 the rows (group_mode 2), the tokens are here */
 };
 
 struct pp1q_discarded {

@@ -46,7 +46,7 @@ BATCH: Final = 256  # messages, handshakes or events handled by one `receive`
 BACKLOG: Final = 128
 HANDSHAKE_MS: Final = 2_000
 HEARTBEAT_MS: Final = 1_000
-HEARTBEAT_TIMEOUT_MS: Final = 3_000
+HEARTBEAT_TIMEOUT_MS: Final = 10_000  # for hosts that died, not for busy ones; a dead process is seen by its link at once
 LINGER_MS: Final = 300
 RECONNECT_MS: Final = 50
 RECONNECT_MAX_MS: Final = 200  # a listener that restarts is found again at once; a try costs a SYN
@@ -322,6 +322,11 @@ def _explain(fault: zmq.ZMQError) -> str:
     return known.get(fault.errno or 0, str(fault.strerror))
 
 
+def _afresh(fault: PeerFault) -> PeerFault:
+    """The same without its traceback: kept or raised twice, that would hold on to all that its callers had in hand."""
+    return PeerFault(fault.reason, fault.detail)
+
+
 class ControlConnector(_Plane):
     """The connecting end (DEALER); its one peer is `PEER`. `keys` needs `server_public`. Not for use by two threads.
 
@@ -388,7 +393,7 @@ class ControlConnector(_Plane):
         if self._fault is not None and (self._ended or not _readable(self._socket)):
             self._end()
             if not messages:
-                raise self._fault
+                raise _afresh(self._fault)
             os.eventfd_write(self._wake, 1)  # there is still the fault to hand out
         self._rouse()
         return messages
@@ -426,7 +431,7 @@ class ControlConnector(_Plane):
     def _fail(self, fault: PeerFault) -> None:
         """The first fault stays; `receive` raises it when everything that came before is handed out."""
         if self._fault is None:
-            self._fault = fault
+            self._fault = _afresh(fault)
             self.connected = False
             self.counters.refuse(fault.reason)
 

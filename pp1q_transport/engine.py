@@ -103,15 +103,15 @@ def _judge_group(hello: Hello) -> None:
     """The place in a rank group that this build can take: rank 0 faces the leader, every other rank has its link to rank 0."""
     if hello.group_size > MAX_RANKS:
         raise ConfigError(f"group_size {hello.group_size} is not part of this build, which has groups of 1..{MAX_RANKS}")
-    on_a_group_link = hello.role in (Role.COORDINATOR, Role.MEMBER)
+    on_a_group_link = hello.role.seats_ranks or hello.role.sits_with_rank_0
     if on_a_group_link and hello.group_size < 2:
         raise ConfigError(f"a {hello.role} needs a group_size of 2..{MAX_RANKS}: a group of one has no group link")
-    if hello.role is Role.MEMBER and not 1 <= hello.rank < hello.group_size:
-        raise ConfigError(f"rank {hello.rank} of a member is outside 1..{hello.group_size - 1}")
+    if hello.role.sits_with_rank_0 and not 1 <= hello.rank < hello.group_size:
+        raise ConfigError(f"rank {hello.rank} of a {hello.role} is outside 1..{hello.group_size - 1}")
     if hello.group_mode not in GROUP_MODES:
         raise ConfigError(f"group_mode {hello.group_mode!r} is not part of this build, which has {', '.join(GROUP_MODES)}")
-    own_links = hello.group_mode != REPLICATE and hello.role is not Role.COORDINATOR
-    if hello.role is not Role.MEMBER and hello.rank and not (own_links and hello.rank < hello.group_size):
+    own_links = hello.group_mode != REPLICATE and hello.role in (Role.LEADER, Role.RECEIVER)
+    if not hello.role.sits_with_rank_0 and hello.rank and not (own_links and hello.rank < hello.group_size):
         raise ConfigError(f"a {hello.role} is rank 0, not {hello.rank}: the other ranks are members")
     try:
         hello_fields.held_range(hello)

@@ -21,7 +21,6 @@ from .session.negotiate import (
     Agreement,
     Connector,
     Listener,
-    Role,
     goodbye_message,
     message_kind,
     parse_goodbye,
@@ -136,7 +135,7 @@ class Forming:
         # Who has which seat, also after its session; a connector has the listener in its only one.
         self._peers: dict[int, bytes] = {} if connect is None else {0: b""}
         self._gone: dict[int, bytes] = {}  # by seat, who left it; somebody else may have it by the time that is told
-        self._seated = hello.role is Role.COORDINATOR
+        self._seated = hello.role.seats_ranks
         self._connector: Connector | None = None
         self._kind = KINDS[hello.link_kinds[0]]
         self._dialer: ProvingDialer[Joined] | None = None

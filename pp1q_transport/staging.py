@@ -128,7 +128,7 @@ class SlotViews:
     def __init__(
         self, region: Region, geometry: SlotGeometry, vocab_size: int, writable: bool = False, first_id: int = 0
     ) -> None:
-        """`vocab_size` tokens are in a dense row, from global ID `first_id` on: those of a shard where the vocabulary is split."""
+        """`vocab_size` tokens are in a dense row, from global ID `first_id` on: a shard's where the vocabulary is split."""
         self.geometry = geometry
         self.vocab_size = vocab_size
         self.first_id = first_id

@@ -50,7 +50,7 @@ DENSE: Final = 1
 SPARSE: Final = 2
 REPRESENTATION_NAMES: Final = {DENSE: "dense", SPARSE: "sparse"}
 
-OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank: whole ones ("replicate"), or each rank's range ("vocabulary")
+OWNER_ALL: Final = 0xFFFFFFFF  # a GRANT whose rows go to every rank, whole or each its range
 
 VERIFIED: Final = 1
 TARGET_ONLY: Final = 2
@@ -81,8 +81,7 @@ ALLOWED_FIELDS: Final = {
     PROOF: _F_SHARD | _F_PAYLOAD,
     GRANT: _F_REQUEST | _F_SLOT | _F_ROUND | _F_POSITION | _F_DEPTH | _F_REPRESENTATION,
     **dict.fromkeys((VOTE, DECIDE), _F_SLOT | _F_PAYLOAD),
-    RELEASED: _F_SLOT,
-    **dict.fromkeys((EPOCH, AGREE, LEAVE), 0),
+    **{RELEASED: _F_SLOT, EPOCH: 0, AGREE: 0, LEAVE: 0},
 }
 _ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(19)]
 

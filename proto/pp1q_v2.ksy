@@ -29,6 +29,8 @@ types:
             'kind::open': tokens_payload
             'kind::commit': tokens_payload
             'kind::proof': proof_payload
+            'kind::vote': claim_payload
+            'kind::decide': tokens_payload
         doc: Empty for every other kind, which must state payload_length 0.
 
   header:
@@ -332,6 +334,32 @@ types:
       - id: tokens
         type: s4
         repeat: eos
+
+  claim_payload:
+    doc: What a ready vote says of the rank's rows; empty in mode "replicate" and in a vote that gives a reason.
+    seq:
+      - id: claim
+        type: claim
+        if: _parent.header.payload_length != 0
+
+  claim:
+    seq:
+      - id: first_id
+        type: u4
+      - id: end_id
+        type: u4
+      - id: rows
+        type: claimed_row
+        repeat: eos
+
+  claimed_row:
+    seq:
+      - id: token
+        type: s4
+      - id: shard_mass
+        type: u4
+      - id: mass_before
+        type: u4
 
   proof_payload:
     seq:

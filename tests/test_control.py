@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
@@ -247,6 +249,26 @@ def test_a_listener_that_goes_is_reported_after_its_last_message(pair: Pair) -> 
         assert caught.value.reason is Reason.PEER_LOST
     assert not pair.connector.send(PEER, {"kind": "late"})
     assert pair.connector.counters.of(Reason.PEER_LOST) == 1
+
+
+def test_a_fault_that_stays_holds_on_to_nothing_of_its_callers(pair: Pair) -> None:
+    """A caller's frame hangs on its traceback, and in the frame whatever it had: a dead client's memory, in a daemon."""
+
+    class Held:
+        pass
+
+    def call() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(PeerFault):
+            pump([pair.connector], lambda _box: False)
+        return weakref.ref(held)
+
+    pair.listener.close()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_slips_into_the_listener_s_next_life() -> None:

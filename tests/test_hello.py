@@ -175,13 +175,14 @@ def test_ranks_and_link_kinds_need_not_be_equal() -> None:
         check(replace(LEADER, group_size=4, rank=1), replace(RECEIVER, group_size=4))
 
 
-ROLES_THAT_MEET = {("leader", "receiver"), ("receiver", "leader"), ("coordinator", "member"), ("member", "coordinator")}
+ROLES_THAT_MEET = {("leader", "receiver"), ("receiver", "leader"), ("coordinator", "member"), ("member", "coordinator"),
+                   ("draft_leader", "draft_peer"), ("draft_peer", "draft_leader")}  # fmt: skip
 
 
 @pytest.mark.parametrize("ours", Role)
 @pytest.mark.parametrize("theirs", Role)
 def test_only_partners_meet(ours: Role, theirs: Role) -> None:
-    ranks = {role: 1 if role is Role.MEMBER else 0 for role in Role}
+    ranks = {role: int(role.sits_with_rank_0) for role in Role}
     mine = replace(LEADER, role=ours, group_size=2, rank=ranks[ours])
     other = replace(RECEIVER, role=theirs, group_size=2, rank=ranks[theirs])
     if (ours.value, theirs.value) in ROLES_THAT_MEET:

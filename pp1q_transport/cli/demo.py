@@ -86,14 +86,15 @@ def demo(
 @command_errors
 def demo_draft(connect: str, socket: str, packed: str, verbose: int) -> None:
     """The draft process of `pp1q demo` (embedded) or `pp1q demo-sidecar` (beside its daemon); started by them."""
-    from ..toy import beside
-    from ..toy.demo import run_draft
-    from ..toy.sidecar import Shape
-
     if socket:
+        from ..toy import beside
+        from ..toy.sidecar import Shape
+
         setup_logging(verbose)
         beside.run_draft(Shape.unpacked(packed), socket)
         return
+    from ..toy.demo import run_draft
+
     setup_logging(verbose - 1)
     fields = json.loads(packed)
     run_draft(_options(**fields), connect)

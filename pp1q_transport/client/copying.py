@@ -136,7 +136,8 @@ class RowsUp(Copies):
         self.deadline_ns = deadline_ns
         self.over: ProposalDiscarded | bool = False
         self.lost = False  # its daemon or epoch is over: no fault of a copy's
-        self.device_rows = [self._start(proposal, index) for index in range(proposal.depth)]
+        here = range(proposal.depth) if proposal.facts.representation else ()  # or another rank has its rows
+        self.device_rows = [self._start(proposal, index) for index in here]
 
     def _start(self, proposal: Proposal, index: int) -> DeviceRow:
         q = proposal.q(index)
@@ -265,6 +266,7 @@ class CopiesDown:
         self._free: dict[tuple[str, int], list[npt.NDArray[Any]]] = {}
         self._given_up: list[RowDown] = []
         self._made = 0
+        self._closed = False
 
     def begin(self, step: Step, position: int, device: Any, holds: str, vocab_size: int) -> RowDown:
         """Begins the copy of one row. Raises `LocalMisuse` when nothing more can be begun."""
@@ -289,13 +291,14 @@ class CopiesDown:
     def give_back(self, row: RowDown) -> None:
         """The row is sent or given up: its buffer is reused as soon as its copy is over."""
         if row.running and not row.look():
-            self._given_up.append(row)
+            (_left_running if self._closed else self._given_up).append(row)
             return
         holds = "weights" if row.buffer.dtype == np.float64 else "counts"
         self._free.setdefault((holds, len(row.buffer)), []).append(row.buffer)
 
     def close(self) -> int:
         """The leader ends. Memory that is still written stays mapped until it is not. Returns how many rows that are."""
+        self._closed = True  # a task that still waits for its row gives it up after this
         left = [row for row in self._given_up if not row.look()]
         self._given_up.clear()
         _left_running.extend(left)

@@ -114,7 +114,7 @@ class Step:
         return row.look() or row.failed is not None or not self.alive
 
     def end_copy(self, row: RowDown) -> int | None:
-        """The last part of `put(device=...)`: sends the row if its copy is over; gives its host memory back."""
+        """The last part of `put(device=...)`: sends the row, unless the proposal is dead; gives its host memory back."""
         return self._leader.end_row(self, self._grant, row)
 
     def fail(self, reason: Reason = Reason.CANCELLED) -> None:
@@ -333,7 +333,9 @@ class DraftSide(Mapped, ABC):
                 step.fail(Reason.COPY_FAILED)
                 raise row.failed
             if row.running:
-                return None  # the proposal is dead
+                if step.alive:
+                    raise LocalMisuse("end_copy before copy_over said that it may be called")
+                return None
             given = {"weights" if row.buffer.dtype == np.float64 else "counts": row.buffer}
             return self.put_row_of(step, grant, row.position, given.get("weights"), given.get("counts"), None)
         finally:

@@ -32,9 +32,9 @@ class Q:
 
     Dense: `values` float32 [V], `ids` None. Sparse: `ids` int32 [n] ascending, `values` float32 [n]; q is 0 elsewhere.
 
-    In a rank group of mode "vocabulary" it is this rank's range of the vocabulary alone: dense `values` float32 [end_id - first_id],
-    the first that of global ID `first_id`; sparse the entries within [first_id, end_id), IDs global, perhaps none. Its sum is the
-    rank's share of 1 (SPEC section 4). Elsewhere the range is the whole vocabulary.
+    In a rank group of mode "vocabulary" it is this rank's range of the vocabulary alone: dense `values` float32
+    [end_id - first_id], the first that of global ID `first_id`; sparse the entries within [first_id, end_id), IDs global,
+    perhaps none. Its sum is the rank's share of 1 (SPEC section 4). Elsewhere the range is the whole vocabulary.
     """
 
     values: npt.NDArray[np.float32]
@@ -147,10 +147,10 @@ class Proposal:
         self._entries = holder.views.entries(facts.slot, facts.depth)
 
     def q(self, index: int) -> Q:
-        """The q of the proposal's token `index` (0 is the first drafted): in a group of mode "vocabulary" this rank's range of it.
+        """The q of the proposal's token `index` (0 is the first drafted); in group mode "vocabulary" this rank's range of it.
 
-        Raises `LocalMisuse`, naming the rank, where another one owns the request and has its rows (mode "request-owner"); the
-        tokens are known on all.
+        Raises `LocalMisuse`, naming the rank, where another one owns the request and has its rows (mode "request-owner");
+        the tokens are known on all.
         """
         self._check_held()
         if not self.facts.representation:

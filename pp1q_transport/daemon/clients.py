@@ -74,6 +74,7 @@ class ClientPort(ABC):
         self._outgoing = Outgoing(attached)
         self._said_bye = False
         self.welcome(now_ns)
+        self._outgoing.owed_most += self._outgoing.owed_bytes  # long histories of many requests: no fault of the process
         self.flush(now_ns)
 
     def detach(self, reason: Reason) -> None:

@@ -1,7 +1,7 @@
 """The leader daemon's end of a group whose ranks each have a link of their own (mode "vocabulary"): one target to the draft.
 
-Between `leading.DraftPort`, which treats it as it does a `ServedLeader`, and one engine for each rank; `session.leader_group` joins
-their sessions. Owns the staging memory of whole rows. SPEC sections 2 and 4.
+Between `leading.DraftPort`, which treats it as it does a `ServedLeader`, and one engine for each rank; `session.leader_group`
+joins their sessions. Owns the staging memory of whole rows. SPEC sections 2 and 4.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ShardLink:
 
 
 class ServedGroup:
-    """One target of several ranks. `target` is its index among the daemon's targets. The draft hears that it is up when every rank's
-    link runs, and that it is down as soon as one does not."""
+    """One target of several ranks. `target` is its index among the daemon's targets. The draft hears that it is up when every
+    rank's link runs, and that it is down as soon as one does not."""
 
     def __init__(self, configs: list[EngineConfig], names: list[str], target: int) -> None:
         self.target = target

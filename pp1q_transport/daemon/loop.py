@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SLEEP_AT_MOST_MS: Final = 20
 SPIN_TURNS: Final = 2_000
+LINKS_NS: Final = 1_000_000  # how often links are looked at when nothing but clients' bells ring (budgets, the control plane)
 RARE_NS: Final = 10_000_000  # how often what is no hot path is looked at: new clients, metrics, the service manager
 
 
@@ -51,7 +52,8 @@ class Port(Protocol):
 
 
 class Loop:
-    """Runs until told to stop. `sides` are the engines with the function that serves each once (link, watchdog, forming)."""
+    """Runs until told to stop. `lone`: what a client asks for concerns no other link than the one it is flushed to. `sides` are
+    the engines with the function that serves each once (link, watchdog, forming)."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Loop:
         drain_s: float,
         metrics: MetricsPort | None = None,
         notifier: Notifier | None = None,
+        lone: bool = False,
     ) -> None:
         self.port = port
         self.engines = engines
@@ -82,6 +85,9 @@ class Loop:
         self._rare_fds: set[int] = set()
         self._rare_ns = 0
         self._records_wait = True
+        self._bell_alone = False
+        self._links_ns = 0
+        self._lone = lone
         self._asked: set[int] = set()
         self._drain_until_ns = 0
         self._stop = False
@@ -127,8 +133,12 @@ class Loop:
         # A client that wrote while we slept has rung; one that writes now is seen before the next sleep.
         moved = self.port.poll(now_ns) if self._records_wait else 0
         self._records_wait = True
-        for _engine, serve in self.engines:
-            moved += serve()
+        # What a client asked for was flushed with its records: its bell alone is no reason to look at every link.
+        if not self._bell_alone or now_ns >= self._links_ns:
+            self._links_ns = now_ns + LINKS_NS
+            for _engine, serve in self.engines:
+                moved += serve()
+        self._bell_alone = False
         self.port.tell(now_ns)
         if now_ns >= self._rare_ns:
             self._rare_ns = now_ns + RARE_NS
@@ -180,6 +190,7 @@ class Loop:
             rung = channel.fileno() in ready
             channel.after_sleep(rung)
             self._records_wait = rung or not slept
+            self._bell_alone = self._lone and rung and len(ready) == 1
         for engine, _serve in self.engines:
             engine.woke(ready)
         if not self._rare_fds.isdisjoint(ready):

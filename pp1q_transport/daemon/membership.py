@@ -125,14 +125,18 @@ class MemberRank:
         return moved
 
     def _collect(self, session: MemberSession) -> None:
+        fresh: list[tuple[int, Outcome]] = []
         for slot in session.settled:
             reason = None if slot.state == st.READY else Reason.from_code(slot.reason) if slot.reason else Reason.PEER_LOST
             generation = slot.request_generation + (reason is not None)
-            self.outcomes.append((slot.request, Outcome(reason, slot.index, slot.generation, generation, slot.round)))
+            fresh.append((slot.request, Outcome(reason, slot.index, slot.generation, generation, slot.round)))
         session.settled.clear()
         for request, generation, round_number, why in session.refusals:
-            self.outcomes.append((request, Outcome(why, 0, 0, generation, round_number)))
+            fresh.append((request, Outcome(why, 0, 0, generation, round_number)))
         session.refusals.clear()
+        # Both kinds may have come in one look: the process's STEPs meet them in the order of rank 0's rounds.
+        fresh.sort(key=lambda each: each[1].round)
+        self.outcomes += fresh
 
     def release(self, slot: Slot, generation: int) -> None:
         """Gives a READY slot back; rank 0 hears of it."""

@@ -24,6 +24,7 @@ class Outgoing:
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self.owed_bytes = 0
+        self.owed_most = OWED_MOST_BYTES
         self._kept: deque[tuple[int, bytes, bytes]] = deque()
         self._since_ns = 0
 
@@ -49,4 +50,4 @@ class Outgoing:
         if not self._kept or moved or not self._since_ns:
             self._since_ns = now_ns if self._kept else 0
             return True
-        return now_ns - self._since_ns < STUCK_NS and self.owed_bytes <= OWED_MOST_BYTES
+        return now_ns - self._since_ns < STUCK_NS and self.owed_bytes <= self.owed_most

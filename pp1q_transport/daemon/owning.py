@@ -1,8 +1,8 @@
 """The daemon of a rank above 0 that has a link of its own to the leader (group modes "vocabulary" and "request-owner").
 
-Between the channel of an attached target, which is not trusted, the group link to rank 0, which grants and decides, and the leader's
-link, over which the rows come. A grant meets the STEP of this rank's own process, and then goes to the leader. Requests and their
-tokens are those that the process states; generations and rounds are rank 0's. SPEC sections 4 and 9.
+Between the channel of an attached target, which is not trusted, the group link to rank 0, which grants and decides, and the
+leader's link, over which the rows come. A grant meets the STEP of this rank's own process, and then goes to the leader.
+Requests and their tokens are those that the process states; generations and rounds are rank 0's. SPEC sections 4 and 9.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class OwnMemberPort(MemberPort):
             self._open(fields, payload)
             return
         if kind == m.STEP:
-            self._asked[fields[0]] = fields
+            if self.own_rank.own.requests.get(fields[0]) is not None:
+                self._asked[fields[0]] = fields
         elif kind == m.COMMIT:
             if self._commit(fields[0], fields[1], fields[2], fields[3], fields[7]):
                 self._commit_tokens(fields, payload)
@@ -193,15 +194,14 @@ class OwnMemberPort(MemberPort):
             self.after_records()
 
     def _meet(self, group: OwnMemberSession, slot: Slot) -> None:
-        _request, _ticket, context, trace_id, temperature, _generation, _round, depth, support, _budget, owner = self._asked[
-            slot.request
-        ]
         own = self.own_rank.own
-        request = own.requests.get(slot.request)
-        session = own.session
-        if request is None or not own.knows(slot.request):
+        request, asked = own.requests.get(slot.request), self._asked.get(slot.request)
+        if request is None or asked is None or not own.knows(slot.request):
             group.refuse_granted(slot, Reason.REQUEST_UNKNOWN)
-        elif self.own_rank.joint.mode == REQUEST_OWNER and owner != self.own_rank.member.rank:
+            return
+        _request, _ticket, context, trace_id, temperature, _generation, _round, depth, support, _budget, owner = asked
+        session = own.session
+        if self.own_rank.joint.mode == REQUEST_OWNER and owner != self.own_rank.member.rank:
             group.refuse_granted(slot, Reason.RANK_DISAGREE)
         elif not isinstance(session, OwnLinkSession):
             group.refuse_granted(slot, Reason.PEER_LOST)

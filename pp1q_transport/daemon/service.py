@@ -98,6 +98,7 @@ class Service:
             config.daemon.drain_s,
             metrics,
             notifier,
+            lone=self.config.group.size == 1,
         )
         self.loop.on_reload = self.reload
         self._notifier = notifier

@@ -34,12 +34,15 @@ TEXT_CHARS: Final = 256  # of an identity; also of each value a REFUSE quotes
 
 class Role(str, Enum):
     """Which end of a session a process is. The leader drafts; the receiver verifies. On a group link rank 0 of a group of
-    receivers is its coordinator, the other rank a member. Either end may listen. The order is that of the link's proof."""
+    receivers is its coordinator, the other rank a member; a leader whose draft is tensor-parallel has a link to each of its
+    peers. Either end may listen. The order is that of the link's proof."""
 
     LEADER = "leader"
     RECEIVER = "receiver"
     COORDINATOR = "coordinator"
     MEMBER = "member"
+    DRAFT_LEADER = "draft_leader"
+    DRAFT_PEER = "draft_peer"
 
     @property
     def partner(self) -> Role:
@@ -48,8 +51,19 @@ class Role(str, Enum):
 
     @property
     def sends_rows(self) -> bool:
-        """Whether rows travel from this end, whose nonces come first wherever both ends' do."""
-        return self is Role.LEADER or self is Role.COORDINATOR
+        """Whether rows travel from this end, whose nonces come first wherever both ends' do. Between drafts no rows travel: the
+        peer is asked as a leader is, and stands where one does."""
+        return self in (Role.LEADER, Role.COORDINATOR, Role.DRAFT_PEER)
+
+    @property
+    def seats_ranks(self) -> bool:
+        """Whether this end has a link to each of the other ranks of its group, behind one endpoint; it is rank 0."""
+        return self is Role.COORDINATOR or self is Role.DRAFT_LEADER
+
+    @property
+    def sits_with_rank_0(self) -> bool:
+        """Whether this end is one of those other ranks."""
+        return self is Role.MEMBER or self is Role.DRAFT_PEER
 
     def __str__(self) -> str:
         return self.value
@@ -60,6 +74,8 @@ _PARTNERS: Final = {
     Role.RECEIVER: Role.LEADER,
     Role.COORDINATOR: Role.MEMBER,
     Role.MEMBER: Role.COORDINATOR,
+    Role.DRAFT_LEADER: Role.DRAFT_PEER,
+    Role.DRAFT_PEER: Role.DRAFT_LEADER,
 }
 
 
@@ -76,9 +92,9 @@ def identity_map_hash(vocab: int) -> str:
 def slot_parts(
     vocab: int, depth: int, support: int, representations: tuple[str, ...] = REPRESENTATIONS
 ) -> dict[str, int]:
-    """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token (of the shard, where the vocabulary is split),
-    padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens of a
-    proposal."""
+    """Bytes of every part of one slot, headers excluded. Rows: dense = FP32 per token (of the shard, where the vocabulary is
+    split), padded up to 64 bytes; sparse = int32 ID + FP32 q per entry. `*_request` is `depth` rows, `tokens` the int32 tokens
+    of a proposal."""
     parts = {"tokens": 4 * depth}
     if "dense" in representations:
         row = -(-4 * vocab // ROW_ALIGN_BYTES) * ROW_ALIGN_BYTES
@@ -127,8 +143,8 @@ class Rule(Enum):
     SAME = "same"
     DIFFER = "differ"
     OVERLAP = "overlap"  # at least one common element
-    PARTNER = "partner"  # leader and receiver, or coordinator and member
-    RANK = "rank"  # the coordinator is rank 0, a receiver below its group's size, a member too and not 0; a leader see `_ranks_fit`
+    PARTNER = "partner"  # leader and receiver, coordinator and member, or draft_leader and draft_peer
+    RANK = "rank"  # the coordinator is 0, a receiver below its group's size, a member too and not 0; leader: `_ranks_fit`
 
 
 # In the order they are judged; the first difference is the one named. Every field of `Hello` has its row.
@@ -310,8 +326,8 @@ def make_hello(role: Role, boot_nonce: int, **options: object) -> Hello:
 
 
 def held_range(hello: Hello) -> tuple[int, int]:
-    """[first, end) of the vocabulary whose rows travel on the link of this HELLO: a rank's range in mode "vocabulary" on the links
-    of the leader, else all of it. Raises `LocalMisuse` when it can't be split so."""
+    """[first, end) of the vocabulary whose rows travel on the link of this HELLO: a rank's range in mode "vocabulary" on the
+    links of the leader, else all of it. Raises `LocalMisuse` when it can't be split so."""
     if hello.role in (Role.LEADER, Role.RECEIVER) and hello.group_mode == VOCABULARY and hello.rank < hello.group_size:
         return range_of(hello.group_mode, hello.vocab_size, hello.group_size, hello.rank)
     return 0, hello.vocab_size
@@ -348,9 +364,9 @@ def _ranks_fit(ours: Hello, theirs: Hello) -> bool:
 
 
 def _rank_fits(hello: Hello) -> bool:
-    if hello.role is Role.COORDINATOR:
+    if hello.role.seats_ranks:
         return hello.rank == 0
-    return (1 if hello.role is Role.MEMBER else 0) <= hello.rank < hello.group_size
+    return (1 if hello.role.sits_with_rank_0 else 0) <= hello.rank < hello.group_size
 
 
 def check(ours: Hello, theirs: Hello) -> None:

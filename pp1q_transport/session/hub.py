@@ -1,9 +1,9 @@
 """Rank 0's end of a rank group: the `RankGroup` that joins its parts, and one `HubSession` a group link.
 
 Between rank 0's `ReceiverSession` (slots, rows, the leader), the `Coordinator` (which decides) and the group links. Does no I/O:
-frames go into outboxes. Judges no row. SPEC section 4. By mode of the group: "replicate" relays each row that rank 0 has validated,
-digested anew for the link; in "vocabulary" every rank has rows of its own and votes with what they claim, which must go together;
-in "request-owner" one rank has the rows of a request, and its vote carries the tokens that the decision tells all.
+frames go into outboxes. Judges no row. SPEC section 4. By mode of the group: "replicate" relays each row that rank 0 has
+validated, digested anew for the link; in "vocabulary" every rank has rows of its own and votes with what they claim, which must
+go together; in "request-owner" one rank has the rows of a request, and its vote carries the tokens that the decision tells all.
 
 What the owner (a daemon) does, all in one thread:
 
@@ -454,6 +454,8 @@ class HubSession(SessionMachine):
             return -Reason.UNEXPECTED_KIND.code
         if header.kind in _ABOUT_SLOTS and header.slot >= self.terms.max_slots:
             return -Reason.SLOT_BOUNDS.code
+        if header.payload_digest and not header.payload_length:
+            return -Reason.RESERVED_BITS.code
         status = 0 if header.kind == wire.AGREE else header.status
         unfit = status if header.kind in _WITHOUT_REASON else not status if header.kind in _WITH_REASON else False
         if status > len(Reason) or unfit:

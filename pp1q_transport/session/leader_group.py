@@ -1,15 +1,16 @@
-"""The leader's links to the ranks of one group in mode "vocabulary", as one session: a draft puts whole rows, each rank gets its range.
+"""The leader's links to the ranks of a "vocabulary" group as one session: a draft puts whole rows, each rank gets its range.
 
 Between the `LeaderSession` of every rank's link and the draft, which sees one target. Does no I/O. A STEP is offered once every
 rank has sent it; rank 0's budget bounds that wait, and what differs between ranks fails on all. SPEC section 4.
 
-What the owner does: `join` and `part` as links come and go, `look` after every pass over them; then it reads `steps` and `events` as
-of a `LeaderSession`. A rank whose link takes no more frames has `broken` set, as ever.
+What the owner does: `join` and `part` as links come and go, `look` after every pass over them; then it reads `steps` and
+`events` as of a `LeaderSession`. A rank whose link takes no more frames has `broken` set, as ever.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -245,8 +246,8 @@ class LeaderGroup:
             joint.state = SENT
 
     def _masses(self, memory: Memory, offset: int, cuts: Sequence[tuple[int, int]]) -> list[int]:
-        """The sum of counts in each [first, end) of the values at `offset`. Raises `LocalMisuse` unless they are whole and 2^24 in
-        all: exact in FP64, since no partial sum of such values needs more than 25 bits."""
+        """The sum of counts in each [first, end) of the values at `offset`. Raises `LocalMisuse` unless they are whole and 2^24
+        in all: exact in FP64, since no partial sum of such values needs more than 25 bits."""
         values = np.frombuffer(memory, np.float32, cuts[-1][1], offset)
         sums = [float(values[first:end].sum(dtype=np.float64)) * MASS for first, end in cuts]
         if not all(0 <= each <= MASS and each.is_integer() for each in sums) or sum(sums) != MASS:
@@ -254,19 +255,17 @@ class LeaderGroup:
         return [int(each) for each in sums]
 
     def _dense_parts(self, offset: int, length: int) -> list[tuple[int, int, int]]:
-        """(entries, offset, bytes) of every rank's range of a staged row: edges are multiples of 128 bytes, so no byte is copied."""
+        """(entries, offset, bytes) of every rank's range of a staged row. Edges are multiples of 128 bytes: none is copied."""
         ends = [4 * end for _first, end in self.ranges[:-1]] + [length]
         return [
             (end - first, offset + 4 * first, ends[rank] - 4 * first) for rank, (first, end) in enumerate(self.ranges)
         ]
 
     def _cuts(self, memory: Memory, offset: int, entries: int) -> list[tuple[int, int]]:
-        """[first, end) of every rank's entries of a staged sparse row."""
+        """[first, end) of every rank's entries of a staged sparse row. (Of IDs that do not rise too: the ranks refuse those.)"""
         ids = memoryview(memory)[offset + 4 * entries : offset + 8 * entries].cast("B").cast("i")
         edges = [0, *(bisect_left(ids, end) for _first, end in self.ranges[:-1]), entries]
-        if edges != sorted(edges):
-            raise LocalMisuse("the row's IDs do not rise")
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(pairwise(edges))
 
     def _sparse_parts(
         self, grant: Grant, memory: Memory, offset: int, entries: int, cuts: Sequence[tuple[int, int]]

@@ -186,6 +186,8 @@ class MemberSession(LandingSession):
             return self.accept_row(header, landing)
         if kind == 14 and header.payload_length > self.decision_bytes:
             return -_LENGTH_BOUNDS
+        if kind == 14 and header.payload_digest and not header.payload_length:
+            return -_RESERVED_BITS
         if kind == 12 or kind == 14:  # GRANT, DECIDE
             return -_SLOT_BOUNDS if header.slot >= self.terms.max_slots else 0
         if kind == 10 or kind == 16:  # STATUS, EPOCH

@@ -1,8 +1,9 @@
 """A rank above 0 whose rows come over its own link from the leader: that link's session, and the group link's beside it.
 
-Between the leader (`OwnLinkSession`: it asks for what rank 0 granted, rows land and are judged) and rank 0 (`OwnMemberSession`: it
-is granted slots, votes, is told the decision). Both work on one slot table; `Joint` is how they know of each other. For the modes
-"vocabulary" and "request-owner" of a rank group; `member` is the mode in which rank 0 sends its rows on. SPEC section 4.
+Between the leader (`OwnLinkSession`: it asks for what rank 0 granted, rows land and are judged) and rank 0
+(`OwnMemberSession`: it is granted slots, votes, is told the decision). Both work on one slot table;
+`Joint` is how they know of each other. For the modes "vocabulary" and "request-owner" of a rank group;
+`member` is the mode in which rank 0 sends its rows on. SPEC section 4.
 
 What the owner (a daemon) does besides what `member` and `landing` tell it to:
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .negotiate import Agreement
 
 PROOF_FRAME_BYTES: Final = wire.HEADER_BYTES + wire.PROOF_BYTES
-_ROLE_CODES: Final = {Role.LEADER: 1, Role.RECEIVER: 2, Role.COORDINATOR: 3, Role.MEMBER: 4}
+_ROLE_CODES: Final = {role: code for code, role in enumerate(Role, 1)}
 
 
 def leader_nonce(agreement: Agreement) -> int:

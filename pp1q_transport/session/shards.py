@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ..errors import LocalMisuse, PeerFault, Reason
@@ -38,7 +39,7 @@ def ranges(vocab_size: int, size: int) -> tuple[tuple[int, int], ...]:
         raise LocalMisuse(f"a vocabulary of {vocab_size} has no {size} ranges of at least {BLOCK_TOKENS} tokens")
     each, more = divmod(blocks, size)
     edges = [BLOCK_TOKENS * (each * rank + min(rank, more)) for rank in range(size)] + [vocab_size]
-    return tuple(zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pairwise(edges))
 
 
 def range_of(mode: str, vocab_size: int, size: int, rank: int) -> tuple[int, int]:

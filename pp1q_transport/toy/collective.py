@@ -206,24 +206,22 @@ class GroupLoop(JournaledLoop):
         return Outcome(proposal.round, proposal.generation, ready=True)
 
     def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
-        """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary" the
-        ranges of every row (a real engine would reduce partial sums instead), in "request-owner" what the owner sampled."""
+        """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary"
+        the ranges of every row (a real engine would reduce partial sums instead), in "request-owner" what the owner sampled."""
         mode = self.receiver.group_mode
         if mode == REPLICATE:
             return super()._chain(request, proposal)
         name = f"{mode}-{self._epoch}-{request.request}-{proposal.round}"
         owns = mode == VOCABULARY or request.owner == self.receiver.rank
-        said: object = None
+        said = b""
         if mode == VOCABULARY:
-            said = [_packed(proposal.q(index)) for index in range(proposal.depth)]
+            said = _packed([proposal.q(index) for index in range(proposal.depth)])
         elif owns:
-            said = super()._chain(request, proposal)
-        parts = self._collective.gather(name, json.dumps(said).encode(), self._still)
-        heard = [json.loads(part) for part in parts]
+            said = json.dumps(super()._chain(request, proposal)).encode()
+        parts = self._collective.gather(name, said, self._still)
         if mode == VOCABULARY:
-            rows = [_whole([part[index] for part in heard]) for index in range(proposal.depth)]
-            return self._verified(request, proposal, rows)
-        accepted, tokens = heard[request.owner]
+            return self._verified(request, proposal, _whole(parts, proposal.depth))
+        accepted, tokens = json.loads(parts[request.owner])
         return accepted, tokens
 
     def _still(self) -> None:
@@ -249,14 +247,27 @@ class GroupLoop(JournaledLoop):
         return Outcome(discarded.round, generation, ready=False)
 
 
-def _packed(row: Q) -> tuple[list[float], list[int] | None]:
-    """A rank's range of a row as JSON holds it: FP32 values are exact in it."""
-    return row.values.tolist(), None if row.ids is None else row.ids.tolist()
+def _packed(rows: list[Q]) -> bytes:
+    """A rank's ranges of all rows: of each the number of values and of IDs (u32), the values, the IDs."""
+    parts = []
+    for row in rows:
+        ids = np.zeros(0, np.int32) if row.ids is None else row.ids
+        parts += [np.array([len(row.values), len(ids)], np.uint32).tobytes(), row.values.tobytes(), ids.tobytes()]
+    return b"".join(parts)
 
 
-def _whole(parts: list[tuple[list[float], list[int] | None]]) -> QRow:
-    """The row that the ranges of all ranks make together."""
-    values = np.array([value for part in parts for value in part[0]], np.float32)
-    if parts[0][1] is None:
-        return QRow(values, None)
-    return QRow(values, np.array([token for part in parts for token in part[1] or ()], np.int32))
+def _whole(parts: list[bytes], depth: int) -> list[QRow]:
+    """The rows that the ranges of all ranks make together."""
+    starts = [0] * len(parts)
+    rows = []
+    for _ in range(depth):
+        values, ids = [], []
+        for rank, part in enumerate(parts):
+            at = starts[rank]
+            of_values, of_ids = (int(count) for count in np.frombuffer(part, np.uint32, 2, at))
+            values.append(np.frombuffer(part, np.float32, of_values, at + 8))
+            ids.append(np.frombuffer(part, np.int32, of_ids, at + 8 + 4 * of_values))
+            starts[rank] = at + 8 + 4 * (of_values + of_ids)
+        sparse = np.concatenate(ids)
+        rows.append(QRow(np.concatenate(values), sparse if len(sparse) else None))
+    return rows

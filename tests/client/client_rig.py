@@ -16,6 +16,7 @@ import numpy as np
 
 from pp1q_transport import open_leader, open_receiver
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Proposal, Receiver, Step, Ticket
+from pp1q_transport.errors import PeerFault
 from pp1q_transport.session.requests import Request
 from pp1q_transport.toy.models import ToyModels
 from pp1q_transport.toy.sidecar import Deployment, Shape
@@ -48,12 +49,19 @@ AnyReceiver = Receiver | AttachedReceiver
 @contextmanager
 def daemons(shape: Shape = SHAPE) -> Iterator[Deployment]:
     """A leader daemon and the receiver daemons, without the toy processes."""
-    with Deployment(shape) as deployment:
-        for name in deployment.daemons:
-            deployment.start(name)
-        for name in deployment.daemons:
-            deployment.wait_for_daemon(name)
-        yield deployment
+    for last in (False, False, True):
+        with Deployment(shape) as deployment:
+            try:
+                for name in deployment.daemons:
+                    deployment.start(name)
+                for name in deployment.daemons:
+                    deployment.wait_for_daemon(name)
+            except PeerFault:  # its ports were free when they were chosen; another program may have been quicker
+                if last:
+                    raise
+                continue
+            yield deployment
+            return
 
 
 @dataclass

@@ -651,6 +651,8 @@ def test_a_link_too_narrow_for_what_is_put() -> None:
             row = np.random.default_rng(1).random(129280)
             queued = 0
 
+            arrived = asyncio.Event()
+
             async def answer() -> None:
                 nonlocal queued
                 async for step in drafter:
@@ -658,12 +660,15 @@ def test_a_link_too_narrow_for_what_is_put() -> None:
                         await step.put(position, weights=row)
                         assert leader.engine.link is not None
                         queued = max(queued, leader.engine.link.outbox.bytes_queued)
+                    await arrived.wait()  # nothing but what `put` asked for sends the rest
+                    arrived.clear()
 
             timer_off(receiver)
             timer_off(leader)
             task = asyncio.create_task(answer())
             for _ in range(3):
                 (await target.step(target.open_request(new_id(), PROMPT), budget_us=10_000_000)).release()
+                arrived.set()
             task.cancel()
             assert queued > 0
 

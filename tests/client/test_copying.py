@@ -13,6 +13,7 @@ import pytest
 from client_rig import DEPTH, LONG_US, MODELS, PROMPT, SLOTS, VOCAB, Pair, draft, new_id, verify, weights_of
 from fake_device import FakeCopy, FakeDevice, ThreadedDevice
 from numpy.testing import assert_array_equal
+from test_aio import timer_off
 
 from pp1q_transport.client import AttachedLeader, AttachedReceiver, Leader, Receiver, Step, Ticket, copying
 from pp1q_transport.client.aio import AsyncLeader, AsyncReceiver
@@ -276,11 +277,11 @@ def test_tasks_wait_for_their_copies(sides: Pair) -> None:
     device.join()
 
 
-async def draft_all(leader: AsyncLeader) -> None:
+async def draft_all(leader: AsyncLeader, down: bool = False) -> None:
     async for step in leader:
         chain = step.tail(2).tolist()
         for position in step.positions:
-            token = await step.put(position, weights=weights_of(chain))
+            token = await step.put(position, **{"device" if down else "weights": weights_of(chain)})
             if token is None:
                 break
             chain.append(token)
@@ -416,6 +417,18 @@ def put_all(step: Step) -> None:
         assert step.put(position, device=np.ones(VOCAB)) is not None
 
 
+def test_a_row_can_not_be_ended_before_its_copy(sides: Pair) -> None:
+    sides.leader.use_copy_stage(FakeDevice(after=None, up=False))
+    _ticket, step = a_step(sides)
+    row = step.begin_copy(step.positions[0], np.ones(VOCAB), "weights")
+    assert row is not None
+    assert not step.copy_over(row)
+    before = published(sides)
+    with pytest.raises(LocalMisuse, match="copy_over"):
+        step.end_copy(row)
+    assert published(sides) == before
+
+
 def test_copies_that_never_end_are_bounded(sides: Pair) -> None:
     device = FakeDevice(after=None, up=False)
     leader = sides.leader
@@ -513,6 +526,48 @@ def test_tasks_draft_from_the_device(sides: Pair) -> None:
             await asyncio.gather(ticks, *drafting, return_exceptions=True)
             with pytest.raises(ProposalDiscarded):
                 await waiting
+            copies = sides.leader.copies
+            assert sum(len(free) for free in copies._free.values()) + len(copies._given_up) == copies._made, "a host row is lost"
 
     asyncio.run(main())
     device.join()
+
+
+def test_a_row_that_comes_down_while_its_leader_is_closed(sides: Pair) -> None:
+    """The draft's task ends without a token; the host memory is kept for as long as the device writes it."""
+    device = FakeDevice(after=None, up=False)
+    before = len(copying._left_running)
+
+    async def main() -> None:
+        sides.leader.use_copy_stage(device)
+        async with AsyncReceiver(sides.receiver) as receiver, AsyncLeader(sides.leader) as leader:
+            waiting = asyncio.create_task(receiver.step(receiver.open_request(new_id(), PROMPT), budget_us=LONG_US))
+            step = await anext(leader)
+            putting = asyncio.create_task(step.put(step.positions[0], device=np.ones(VOCAB)))
+            while not device.copies:
+                await asyncio.sleep(0.001)
+            await leader.aclose()
+            assert await putting is None
+            with pytest.raises(ProposalDiscarded):
+                await waiting
+
+    asyncio.run(main())
+    assert len(copying._left_running) == before + 1
+    device.finish()
+
+
+def test_copies_are_looked_at_without_the_timer(sides: Pair) -> None:
+    """What waits for a device has the pump look more often than it would for its peer."""
+
+    async def main() -> None:
+        for side, up in ((sides.receiver, True), (sides.leader, False)):
+            side.use_copy_stage(FakeDevice(after=5, up=up))
+            timer_off(side)
+        async with AsyncReceiver(sides.receiver) as receiver, AsyncLeader(sides.leader) as leader:
+            drafting = asyncio.create_task(draft_all(leader, down=True))
+            async with asyncio.timeout(20):
+                for _ in range(3):
+                    (await receiver.step(receiver.open_request(new_id(), PROMPT), budget_us=LONG_US)).release()
+            drafting.cancel()
+
+    asyncio.run(main())

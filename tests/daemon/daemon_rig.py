@@ -5,6 +5,8 @@ Between the tests of this folder and `toy.sidecar.Deployment`, whose daemons run
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -109,6 +111,20 @@ def free_port() -> int:
     """A loopback port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def two_targets() -> Bed:
+    """A leader daemon with two peers, each with a receiver daemon of its own, up."""
+    bed = Bed(dataclasses.replace(SMALL, requests=8))
+    port = free_port()
+    first = bed.config("receiver0").read_text(encoding="utf-8")
+    bed.edit("leader", lambda text: f'{text}\n[[peer]]\nname = "group-b"\nlisten = "tcp://127.0.0.1:{port}"\n')
+    bed._add("receiverb", [*bed.parts["receiver0"].command[:-1], str(bed.config("receiverb"))])
+    here = "connect = " + json.dumps(f"tcp://127.0.0.1:{port}")
+    lines = [here if line.startswith("connect") else line for line in first.splitlines()]
+    bed.config("receiverb").write_text("\n".join(lines).replace("receiver0", "receiverb"), encoding="utf-8")
+    bed.config("receiverb").chmod(0o600)
+    return bed
 
 
 def command(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:

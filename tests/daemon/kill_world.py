@@ -41,13 +41,17 @@ KEPT = (".toml", ".log", ".sock", ".journal", ".json")
 
 @dataclass
 class Kill:
-    """One kill: when it came, the times (s) from it until the victim was started and until the last rank was served, and how long
-    the machine itself stood still meanwhile."""
+    """One kill: when it came, and the times (s) from it until the victim was started, was up (a daemon listens, a process is
+    attached) and the last rank was served. `cpu_s` is what the victim's start took of a processor, `queued_s` how long it waited
+    for one, `stalled_s` how long the whole machine stood still."""
 
     victim: str
     after_lines: int
     delay_s: float
     restarted_s: float
+    up_s: float
+    cpu_s: float
+    queued_s: float
     recovered_s: float
     stalled_s: float
     reasons: dict[str, int]
@@ -56,17 +60,20 @@ class Kill:
 class KillWorld:
     """A deployment under steady traffic, and the knife."""
 
-    def __init__(self, ranks: int, seed: int, support: int | None, vocab_size: int = 512, depth: int = 3) -> None:
+    def __init__(
+        self, ranks: int, seed: int, support: int | None, vocab_size: int = 512, depth: int = 3, mode: str = "replicate"
+    ) -> None:
         self.random = random.Random(seed)
         self.shape = Shape(
             seed=seed,
-            rounds=10_000_000,
+            rounds=200_000,  # more than it will get to
             depth=depth,
             vocab_size=vocab_size,
             support=support,
             requests=4,
             ranks=ranks,
             think_us=THINK_US,
+            mode=mode,
         )
         self.deployment = Deployment(self.shape)
         self.home = self.deployment.home
@@ -122,11 +129,12 @@ class KillWorld:
         """Where the target of a rank keeps what it committed."""
         return self.home / f"target{rank}.journal"
 
-    def served_since(self, since_ns: int) -> int:
+    def served_since(self, since_ns: int, meanwhile: Callable[[], object] = lambda: None) -> int:
         """Waits until every rank had a ready proposal that was asked for after `since_ns`; the time of the last one's."""
         done: dict[int, int] = {}
 
         def look() -> bool:
+            meanwhile()
             for rank in self._at:
                 for entry in self.fresh(rank):
                     if rank not in done and entry.get("drafted") is not None and entry["issued_ns"] >= since_ns:
@@ -149,6 +157,8 @@ class KillWorld:
             pid = self.pid(name)
             known = self._descriptors.get(name)
             if known is None or known[0] != pid:
+                if name in self.deployment.daemons:  # a rank's proposals may be ready while another one's link is not there yet
+                    self.until(lambda name=name: all(s["up"] for s in self.status(name)["sessions"]), f"sessions of {name}")
                 self._descriptors[name] = (pid, descriptors(pid))
                 continue
             most = known[1]
@@ -178,8 +188,10 @@ class KillWorld:
         stalled_s = self.stalled_s
         time.sleep(self.random.uniform(0.0, RESTART_MOST_S))
         restarted_ns = time.monotonic_ns()
+        up = Up(self.home, victim)
         self.deployment.start(victim)
-        ready_ns = self.served_since(killed_ns)
+        up.pid = self.pid(victim)
+        ready_ns = self.served_since(killed_ns, up.look)
         assert {name: self.pid(name) for name in survivors} == survivors, "somebody else ended with it"
         self.pid(victim)
         reasons = self._account(victim, before)
@@ -187,7 +199,10 @@ class KillWorld:
         self._nothing_left_behind()
         stalled_s = self.stalled_s - stalled_s
         recovered_s = max(0.0, (ready_ns - killed_ns) / 1e9 - stalled_s)
-        done = Kill(victim, lines, delay_s, (restarted_ns - killed_ns) / 1e9, recovered_s, stalled_s, reasons)
+        up_s = min(recovered_s, max(0.0, (up.at_ns or ready_ns) - killed_ns) / 1e9)
+        done = Kill(
+            victim, lines, delay_s, (restarted_ns - killed_ns) / 1e9, up_s, up.cpu_s, up.queued_s, recovered_s, stalled_s, reasons
+        )
         self.kills.append(done)
         return done
 
@@ -242,13 +257,52 @@ class KillWorld:
         return check_tokens(self.shape, rounds_of_all(journals))
 
     def table(self) -> dict[str, dict[str, float]]:
-        """Per victim: kills, and the median and largest times in s from the kill to the last rank's ready proposal."""
+        """Per victim: kills, and the median and largest times in s from the kill to the last rank's ready proposal, and to that
+        from the moment the victim was up again."""
         rows = {}
         for victim in self.victims:
             times = [kill.recovered_s for kill in self.kills if kill.victim == victim]
             if times:
-                rows[victim] = {"kills": len(times), "median_s": statistics.median(times), "max_s": max(times)}
+                after = [kill.recovered_s - kill.up_s for kill in self.kills if kill.victim == victim]
+                queued = [kill.queued_s for kill in self.kills if kill.victim == victim]
+                rows[victim] = {
+                    "kills": len(times),
+                    "median_s": statistics.median(times),
+                    "max_s": max(times),
+                    "from_up_median_s": statistics.median(after),
+                    "from_up_max_s": max(after),
+                    "start_cpu_median_s": statistics.median(kill.cpu_s for kill in self.kills if kill.victim == victim),
+                    "queued_median_s": statistics.median(queued),
+                    "queued_max_s": max(queued),
+                }
         return rows
+
+
+class Up:
+    """Watches a log for the moment a victim is up again: its own for a daemon, its daemon's for a process."""
+
+    def __init__(self, home: Path, victim: str) -> None:
+        beside = {"draft": "leader"}.get(victim, victim.replace("target", "receiver"))
+        self._path = home / f"{beside}.log"
+        self._sign = b'"daemon_up"' if beside == victim else b'"client attached"'
+        self._at = self._path.stat().st_size
+        self.at_ns = 0
+        self.pid = 0
+        self.cpu_s = self.queued_s = 0.0
+
+    def look(self) -> None:
+        """Reads what is new."""
+        if self.at_ns:
+            return
+        with self._path.open("rb") as log:
+            log.seek(self._at)
+            fresh = log.read()
+        if self._sign in fresh:
+            self.at_ns = time.monotonic_ns()
+            with suppress(OSError):  # a kernel without scheduler statistics says nothing
+                ran_ns, queued_ns = Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[:2]
+                self.cpu_s, self.queued_s = int(ran_ns) / 1e9, int(queued_ns) / 1e9
+        self._at += max(0, fresh.rfind(b"\n") + 1)
 
 
 def noticed(victim: str, daemon: str) -> list[str]:
@@ -290,8 +344,15 @@ def sleep_exactly(seconds: float) -> None:
 
 def markdown(table: Mapping[str, Mapping[str, float]]) -> str:
     """The table as the documentation shows it."""
-    lines = ["| killed | kills | median s | max s |", "|---|---:|---:|---:|"]
-    lines += [f"| {name} | {row['kills']} | {row['median_s']:.2f} | {row['max_s']:.2f} |" for name, row in table.items()]
+    lines = [
+        "| killed | kills | median s | max s | once up: median s | max s | start: CPU s | waits for CPU: median s | max s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    figures = (
+        "median_s", "max_s", "from_up_median_s", "from_up_max_s", "start_cpu_median_s", "queued_median_s", "queued_max_s",
+    )  # fmt: skip
+    for name, row in table.items():
+        lines.append(f"| {name} | {row['kills']:.0f} | " + " | ".join(f"{row[figure]:.2f}" for figure in figures) + " |")
     return "\n".join(lines)
 
 
@@ -303,9 +364,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sparse", type=int, help="sparse q of this support; dense otherwise")
     parser.add_argument("--vocab", type=int, default=512)
+    parser.add_argument("--mode", choices=("replicate", "vocabulary", "request-owner"), default="replicate", help="of the ranks")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    with KillWorld(given.ranks, given.seed, given.sparse, given.vocab) as world:
+    with KillWorld(given.ranks, given.seed, given.sparse, given.vocab, mode=given.mode) as world:
         world.start()
         order = world.victims * given.kills
         world.random.shuffle(order)

@@ -154,6 +154,66 @@ def test_a_leader_states_the_group_of_each_receiver() -> None:
     assert (second.group_size, second.link_kinds) == (1, ("tcp",))
 
 
+OWN_LINKS = """
+group = "big"
+group_size = 2
+group_mode = "%s"
+group_rank = 0
+[[peer]]
+name = "b"
+connect = "tcp://127.0.0.1:7802"
+group = "big"
+group_size = 2
+group_mode = "%s"
+group_rank = 1
+"""
+
+
+@pytest.mark.parametrize(("mode", "targets"), (("vocabulary", [["a", "b"]]), ("request-owner", [["a"], ["b"]])))
+def test_a_leader_has_a_peer_for_each_rank_that_has_a_link_of_its_own(mode: str, targets: list[list[str]]) -> None:
+    config = parse(LEADER + OWN_LINKS % (mode, mode), "x.toml")
+    first = config.peers[0].name
+    assert [[peer.name for peer in target] for target in config.targets()] == [
+        [first if name == "a" else name for name in target] for target in targets
+    ]
+    hellos = [config.hello(peer, 1) for peer in config.peers]
+    assert [(hello.rank, hello.group_mode) for hello in hellos] == [(0, mode), (1, mode)]
+    whole = hellos[0].slot_part_bytes["dense_request"] == 2_585_600
+    assert whole is (mode == "request-owner")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (("group_rank = 1", "group_rank = 0"), 'group "big" needs a [[peer]] for each group_rank 0..1, not 0, 0'),
+        (("group_rank = 1", "group_rank = 2"), "group_rank must be an integer in 0..1"),
+        (("group_rank = 0\n", ""), "group_rank is missing"),
+        (('group_mode = "vocabulary"\ngroup_rank = 0', 'group_mode = "request-owner"\ngroup_rank = 0'), "differ in group_size"),
+        (('group = "big"\ngroup_size = 2\ngroup_mode = "vocabulary"\ngroup_rank = 1', 'group = "x y"\ngroup_size = 2\n'
+          'group_mode = "vocabulary"\ngroup_rank = 1'), "group must be 1..64 letters"),
+        (('group_mode = "vocabulary"\ngroup_rank = 1', 'group_rank = 1'), "group is not allowed: only the ranks"),
+    ),
+)  # fmt: skip
+def test_what_is_wrong_with_the_ranks_of_a_group(change: tuple[str, str], words: str) -> None:
+    text = OWN_LINKS % ("vocabulary", "vocabulary")
+    assert change[0] in text
+    with pytest.raises(ConfigError) as refused:
+        parse(LEADER + text.replace(*change), "x.toml")
+    assert words in str(refused.value)
+
+
+def test_a_rank_with_a_link_of_its_own_has_a_peer() -> None:
+    text = MEMBER.replace("[group]", '[group]\nmode = "vocabulary"')
+    with pytest.raises(ConfigError, match=r"exactly one \[\[peer\]\]"):
+        parse(text, "x.toml")
+    config = parse(text + '[[peer]]\nname = "leader"\nconnect = "tcp://127.0.0.1:7801"\n', "x.toml")
+    hello = config.hello(config.peers[0], 1)
+    assert (hello.rank, hello.group_mode, hello.role.value) == (1, "vocabulary", "receiver")
+    group = '[group]\nsize = 8\nmode = "vocabulary"\nlisten = "tcp://127.0.0.1:1"\n'
+    with pytest.raises(ConfigError, match="a vocabulary of 40 has no 8 ranges"):
+        parse(RECEIVER + "[session]\nvocab_size = 40\nsupport = 4\n" + group, "x.toml")
+
+
 def test_a_member_of_a_replicate_group_has_no_peer() -> None:
     config = parse(MEMBER, "f")
     assert config.peers == ()
@@ -226,8 +286,10 @@ WRONG = (
     (LEADER, "[[peer]]", 'connect = "tcp://0.0.0.0:7801"', "[[peer]] 1: connect"),
     (LEADER, "[[peer]]", 'connect = "tcp://10.0.0.1:7801"', "not a loopback address and needs [keys]"),
     (LEADER, "[[peer]]", 'link = "rdma"', '[[peer]] 1: link must be "tcp" or "shm"'),
+    (LEADER, "[[peer]]", 'group_mode = "mirror"', "[[peer]] 1: group_mode must be \"replicate\" or \"vocabulary\" or"),
+    (LEADER, "[[peer]]", 'group = "a"', "[[peer]] 1: group is not allowed: only the ranks"),
+    (RECEIVER, "[[peer]]", "group_rank = 0", "[[peer]] 1: group_rank is not allowed"),
     (LEADER, "[[peer]]", "group_size = 9", "[[peer]] 1: group_size must be an integer in 1..8"),
-    (LEADER, "[[peer]]", 'group_mode = "vocabulary"', "[[peer]] 1: group_mode must be \"replicate\" (this build"),
     (LEADER, "[[peer]]", 'server = "x.public"', "server is only for an end that connects, with [keys] own"),
     (LEADER, "[[peer]]", "weight = 1", "[[peer]] 1: has no key 'weight'"),
     (LEADER, "[keys]", 'own = "a"', "[keys] server is missing"),
@@ -250,8 +312,6 @@ WRONG = (
     (RECEIVER, "[group]", "size = 0", "[group] size must be an integer in 1..8"),
     (RECEIVER, "[group]", "size = 9", "[group] size"),
     (RECEIVER, "[group]", "size = 2\nrank = 2", "[group] rank must be an integer in 0..1, not 2"),
-    (RECEIVER, "[group]", 'mode = "vocabulary"', '[group] mode must be "replicate" (this build has no other), not'),
-    (RECEIVER, "[group]", 'mode = "request-owner"', "[group] mode"),
     (RECEIVER, "[group]", 'mode = "mirror"', "[group] mode"),
     (RECEIVER, "[group]", 'listen = "tcp://127.0.0.1:1"', "[group] listen is not allowed: a group of one"),
     (RECEIVER, "[group]", "size = 2", "[group] listen is missing"),

@@ -25,6 +25,19 @@ def test_a_deployment_survives_every_death(ranks: int, support: int | None, caps
             print(f"\n{markdown(world.table())}")
 
 
+@pytest.mark.parametrize("mode", ("vocabulary", "request-owner"))
+def test_ranks_with_links_of_their_own_survive_every_death(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with KillWorld(2, seed=22, support=16, mode=mode) as world:
+        world.start()
+        order = world.victims * KILLS
+        world.random.shuffle(order)
+        for victim in order:
+            world.kill(victim)
+        assert world.finish() > 100
+        with capsys.disabled():
+            print(f"\n{mode}\n{markdown(world.table())}")
+
+
 def test_the_check_of_journals_would_see_a_lost_or_doubled_round() -> None:
     rounds = [
         {"request": 1, "at": 2, "tokens": [5, 6], "drafted": 0, "number": 0},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from daemon_rig import PROMPT, SMALL, VOCAB, WATCHDOG_S, Bed, Target, answer, command, drafting, free_port
+from daemon_rig import PROMPT, SMALL, VOCAB, WATCHDOG_S, Bed, Target, answer, command, drafting, free_port, two_targets
 from journal_check import check_tokens, digest_of, histories, rounds_of
 
 from pp1q_transport.client import Step, attach_leader, attach_receiver
@@ -367,20 +367,6 @@ def test_top_and_metrics_show_a_live_daemon() -> None:
 
 
 # ---- several targets ------------------------------------------------------------------------------------------------
-
-
-def two_targets() -> Bed:
-    """A leader daemon with two peers, each with a receiver daemon of its own, up."""
-    bed = Bed(dataclasses.replace(SMALL, requests=8))
-    port = free_port()
-    first = bed.config("receiver0").read_text(encoding="utf-8")
-    bed.edit("leader", lambda text: f'{text}\n[[peer]]\nname = "group-b"\nlisten = "tcp://127.0.0.1:{port}"\n')
-    bed._add("receiverb", [*bed.parts["receiver0"].command[:-1], str(bed.config("receiverb"))])
-    here = "connect = " + json.dumps(f"tcp://127.0.0.1:{port}")
-    lines = [here if line.startswith("connect") else line for line in first.splitlines()]
-    bed.config("receiverb").write_text("\n".join(lines).replace("receiver0", "receiverb"), encoding="utf-8")
-    bed.config("receiverb").chmod(0o600)
-    return bed
 
 
 def test_two_targets_of_one_leader_get_their_turns_whatever_one_of_them_asks_for() -> None:

@@ -53,7 +53,7 @@ DIFFERENCES: list[tuple[str, Any, Any, Reason]] = [
     ("verifier_id", "standard-rejection-v1", "typical", Reason.SEMANTIC_MISMATCH),
     ("rng_abi", "philox4x32-10-pp1q-1", "mt19937", Reason.SEMANTIC_MISMATCH),
     ("precision", "fp32-le", "bf16", Reason.SEMANTIC_MISMATCH),
-    ("group_mode", "replicate", "shard", Reason.SEMANTIC_MISMATCH),
+    ("group_mode", "replicate", "vocabulary", Reason.SEMANTIC_MISMATCH),
     ("draft_identity", "llama-68m", "llama-160m", Reason.IDENTITY_MISMATCH),
     ("draft_kind", "native", "adapted", Reason.IDENTITY_MISMATCH),
     ("target_identity", "llama-70b", "llama-8b", Reason.IDENTITY_MISMATCH),
