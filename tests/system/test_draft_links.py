@@ -1,4 +1,4 @@
-"""A draft of three ranks over TCP: HELLO, proof and link of the draft roles, and tokens at every peer before the next is drawn."""
+"""A draft of three ranks over TCP: HELLO, proof and link of the draft roles, tokens at every peer before the next is drawn."""
 
 from __future__ import annotations
 
