@@ -294,7 +294,7 @@ class TargetPort(ClientPort):
             facts = ticket.facts()
         except ProposalDiscarded as discarded:
             if self.breaker is not None:
-                self.breaker.discarded(discarded.reason, now_ns, ticket.turn, linked=self.receiver.up)
+                self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
             self.log.info(
                 "discarded",
                 reason=discarded.reason.value,

@@ -111,16 +111,16 @@ class Breaker:
         self._failed_probes = 0
         self._go(BreakerEvent.READY)
 
-    def discarded(self, reason: Reason, now_ns: int = 0, turn: int = 0, linked: bool = False) -> None:
+    def discarded(self, reason: Reason, now_ns: int = 0, turn: int = 0) -> None:
         """A proposal that was let through in `turn` (0: the present one) was discarded at `now_ns` (0: the time that `may_step`
-        was told last). Those of `NOBODYS_FAULT` never count; those of `LINK_LOST` for a probe, and where the link still stands
-        (`linked`: then it is what stands behind the peer that is gone, a draft beside its daemon)."""
+        was told last). Those of `NOBODYS_FAULT` never count, those of `LINK_LOST` only for a probe: a leader without a draft
+        answers at once, and its draft must be found again as soon as it is back."""
         self._now_ns = max(self._now_ns, now_ns)
         if turn not in (0, self.turn) or self.state is BreakerState.OPEN:
             return
         if self.state is BreakerState.PROBING:
             self._probe_over(reason)
-        elif reason not in NOBODYS_FAULT and (linked or reason not in LINK_LOST):
+        elif reason not in NOBODYS_FAULT and reason not in LINK_LOST:
             self._count()
 
     def _count(self) -> None:
