@@ -40,6 +40,8 @@ SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
 PUMPS_AFTER_THE_END: Final = 256
 INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
+# News that come once a proposal: level debug. Whoever runs an engine counts them by reason (`Counters`).
+ONE_A_PROPOSAL: Final = frozenset({"discarded", "reset", "refused", "step_refused"})
 _BUSY: Final = frozenset({0})
 _FREE: Final[frozenset[int]] = frozenset()
 
@@ -300,7 +302,8 @@ class Engine:
 
     def _report_news(self, session: SessionMachine) -> None:
         for event, reason, slot, generation in session.news:
-            self.log.info(event, reason=reason.value, slot=slot, generation=generation)
+            log = self.log.debug if event in ONE_A_PROPOSAL else self.log.info
+            log(event, reason=reason.value, slot=slot, generation=generation)
         session.news.clear()
 
     # ---- forming ------------------------------------------------------------------------------------------------

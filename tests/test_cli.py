@@ -173,6 +173,19 @@ def test_logs_are_json_when_not_on_a_terminal(capsys: pytest.CaptureFixture[str]
     assert (record["event"], record["reason"], record["slot"], record["level"]) == ("something", "timeout", 3, "info")
 
 
+def test_the_level_changes_for_loggers_that_are_bound_already(capsys: pytest.CaptureFixture[str]) -> None:
+    from pp1q_transport.logs import logger
+
+    setup_logging(0)
+    bound = logger(role="leader")
+    for verbose, heard in ((0, "we"), (2, "diwe"), (1, "iwe"), (-1, "e")):
+        setup_logging(verbose)
+        for level in ("debug", "info", "warning", "error"):
+            getattr(bound, level)(level)
+        events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+        assert "".join(event[0] for event in events) == heard, verbose
+
+
 def test_version_is_the_package_s() -> None:
     done = CliRunner().invoke(main, ["--version"])
     assert done.exit_code == 0

@@ -141,7 +141,7 @@ int main(int argc, char **argv)
     int outcome, each;
 
     if (argc < 2 || argc > 3 + MAX_PROMPT) {
-        fprintf(stderr, "usage: read_slot SOCKET [RANK [TOKEN...]]    for example: read_slot /run/pp1q/receiver.sock 0 1 2 3\n");
+        fprintf(stderr, "usage: read_slot SOCKET [RANK [TOKEN...]]    for example: read_slot /run/pp1q-receiver-0/receiver.sock 0 1 2 3\n");
         return 1;
     }
     for (each = 3; each < argc; each++) {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_NUMBERS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def command_errors(function: Callable[P, R]) -> Callable[P, R]:
@@ -57,20 +58,32 @@ def _terminated(_number: int, _frame: object) -> None:
 
 
 def setup_logging(verbose: int) -> None:
-    """Logs to stderr: for people on a terminal, JSON otherwise. -1 errors only, 0 warnings, 1 info, 2 debug."""
-    level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    """Logs to stderr: for people on a terminal, JSON otherwise. -1 errors only, 0 warnings, 1 info, 2 debug. Called again it
+    changes the level of every logger that was made since the first call, bound ones included."""
+    global _least
+    _least = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     terminal = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer(colors=terminal) if terminal else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
+            _drop_below_level,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # which a bound logger keeps: the level is above
         logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),  # the stderr of the moment a logger is made
         cache_logger_on_first_use=False,
     )
+
+
+_least = logging.WARNING  # what is below is not logged; the daemon's SIGHUP changes it
+
+
+def _drop_below_level(_logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    if _NUMBERS.get(name, logging.CRITICAL) < _least:
+        raise structlog.DropEvent
+    return event
 
 
 class OneLineCommand(click.Command):

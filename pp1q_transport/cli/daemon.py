@@ -31,7 +31,7 @@ def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
     again and takes over what can change live. Exit status 0 after a whole drain, 2 for a configuration or host that can't
     work, 3 when the drain was cut short.
 
-    Example: pp1q daemon --config deploy/examples/leader.toml
+    Example: pp1q daemon --config deploy/examples/local-leader.toml
     """
     from ..daemon.config import load
 

@@ -35,7 +35,7 @@ ASK_S: Final = 1.0  # for one answer; a daemon's loop turns in milliseconds
 def top(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
     """Shows what daemons do: sessions, slots, rates, latency, discards. Ctrl-C ends it.
 
-    Example: pp1q top /run/pp1q/draft.sock /run/pp1q/target.sock
+    Example: pp1q top /run/pp1q-leader/leader.sock /run/pp1q-receiver-0/receiver.sock
     """
     from ..errors import ConfigError, PeerFault, Reason
 

@@ -72,7 +72,7 @@ class ServedLeader(Leader):
     def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:
         """See `Step.fail`. A target that takes no answers any more loses its session; the daemon goes on with the others."""
         if self.session is not None and grant.alive(generation):
-            self.engine.log.info(
+            self.engine.log.debug(
                 "step_failed",
                 reason=reason.value,
                 target=self.name,

@@ -76,6 +76,7 @@ class Loop:
         self.sleeps = 0
         self.last_turn_ns = monotonic_ns()
         self.on_reload: Callable[[], None] = lambda: None
+        self.on_rare: Callable[[int], None] = lambda _now_ns: None
         self._welcome = welcome
         self._metrics = metrics
         self._notifier = notifier
@@ -157,6 +158,7 @@ class Loop:
             self._metrics.poll(now_ns)
         if self._notifier is not None:
             self._notifier.beat(now_ns)
+        self.on_rare(now_ns)
         if signal.SIGHUP in self._asked:
             self._asked.discard(signal.SIGHUP)
             self.on_reload()

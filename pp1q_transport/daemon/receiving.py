@@ -295,7 +295,7 @@ class TargetPort(ClientPort):
         except ProposalDiscarded as discarded:
             if self.breaker is not None:
                 self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
-            self.log.info(
+            self.log.debug(
                 "discarded",
                 reason=discarded.reason.value,
                 request=request.request,

@@ -21,6 +21,7 @@ from ..session.breaker import Breaker
 from ..session.negotiate import Role
 from ..session.shards import GROUP_MODES, REPLICATE
 from . import config as configuration
+from .discards import DiscardLines
 from .grouping import GroupLinks
 from .leading import DraftPort, ServedLeader
 from .leading_group import ServedGroup
@@ -101,6 +102,8 @@ class Service:
             lone=self.config.group.size == 1,
         )
         self.loop.on_reload = self.reload
+        self._discards = DiscardLines(self._log, lambda: self._sums()[1])
+        self.loop.on_rare = self._discards.look
         self._notifier = notifier
 
     def _engine_config(self, peer: PeerSettings) -> EngineConfig:
@@ -278,7 +281,7 @@ class Service:
                 self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
             self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
         self.counters.add("reloads")
-        self._log.info("reloaded", changed=list(changes.live))
+        self._log.warning("reloaded", changed=list(changes.live))  # the answer to a signal: not only at log_level "info"
 
     # ---- running ------------------------------------------------------------------------------------------------
 
@@ -286,6 +289,7 @@ class Service:
         """Until SIGTERM; returns whether everything under way ended within `drain_s`."""
         self._log.info("daemon_up", role=self.config.daemon.role.value, socket=str(self.config.daemon.socket), pid=os.getpid())
         drained = self.loop.run()
+        self._discards.say()
         self._log.info("daemon_down", drained=drained)
         return drained
 
@@ -305,7 +309,7 @@ class Service:
         totals, reasons, discards = self._sums()
         port, first = self.port, self.ends[0]
         sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader | ServedGroup)]
-        return {
+        status: Status = {
             "role": self.config.daemon.role.value,
             "name": self.config.daemon.name,
             "version": _version(),
@@ -319,7 +323,6 @@ class Service:
             "breakers": self._breakers(),
             "totals": totals,
             "reasons": reasons,
-            "discards": discards,
             "ready": sum(total["ready"] for total in sums),
             "discarded": totals.get("discarded", 0),
             "rows": sum(end.rows_done() for end in self.ends),
@@ -329,6 +332,9 @@ class Service:
             "loops": self.loop.turns,
             "last_loop_age_s": max(0, now_ns - self.loop.last_turn_ns) / NS,
         }
+        if self.config.daemon.role is Role.RECEIVER:  # a leader discards nothing: it is told
+            status["discards"] = discards
+        return status
 
     def _sessions(self, now_ns: int) -> list[SessionStatus]:
         """One for each peer, and, in a group, one for each link between its ranks."""

@@ -6,7 +6,7 @@ Between `status` and the command. Pure functions of one or two readings; asks no
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,11 +43,11 @@ def describe(now: Reading, before: Reading | None = None, columns: int = COLUMNS
     lines += [_row("peer", _session(session)) for session in status["sessions"]]
     group = status["group"]
     if group is not None and group["size"] > 1:
-        lines.append(_row("group", f"rank {group['rank']}  {group['mode']}  {group['ranks_up']}/{group['size']} ranks up"))
+        ranks = f"rank {group['rank']}  {group['mode']}  {group['ranks_up']}/{group['size']} ranks up"
+        lines.append(_row("group", "  ".join([ranks, f"epoch {group['epoch']}", *_breaker(status)])))
     if status["slots"]:
         lines.append(_row("slots", _pairs(status["slots"])))
-    if status["clients"]:
-        lines.append(_row("clients", "  ".join(f"{c['role']} {c['rank']} pid {c['pid']}" for c in status["clients"])))
+    lines.append(_row("clients", _clients(status)))
     if earlier is not None and before is not None:
         lines.append(_row("rates", _rates(status, earlier, now.at_s - before.at_s)))
     else:
@@ -70,14 +70,24 @@ def _headline(status: Status) -> str:
         f"sessions {sum(session['up'] for session in sessions)}/{len(sessions)}",
     ]
     group = status["group"]
-    if group is not None:
-        parts.append(f"epoch {group['epoch']}")
+    if group is None or group["size"] == 1:  # else it is in the group's line
+        parts += _breaker(status)
+    return "  ".join(parts)
+
+
+def _breaker(status: Status) -> list[str]:
+    if len(status["breakers"]) == 1:
+        return [f"breaker {status['breakers'][0]['state']}"]
     tripped = [breaker for breaker in status["breakers"] if breaker["state"] != "closed"]
     if tripped:
-        parts.append("breaker " + ", ".join(f"{breaker['peer'][:_PART_CHARS]} {breaker['state']}" for breaker in tripped))
-    elif status["breakers"]:
-        parts.append("breaker closed")
-    return "  ".join(parts)
+        return ["breaker " + ", ".join(f"{breaker['peer'][:_PART_CHARS]} {breaker['state']}" for breaker in tripped)]
+    return ["breaker closed"] if status["breakers"] else []
+
+
+def _clients(status: Status) -> str:
+    awaited = "draft" if status["role"] == "leader" else "target"
+    named = "  ".join(f"{client['role']} {client['rank']} pid {client['pid']}" for client in status["clients"])
+    return named or f"none: no {awaited} is attached"
 
 
 def _session(session: Mapping[str, object]) -> str:
@@ -102,9 +112,20 @@ def _quantiles(now: HistogramSnapshot, before: HistogramSnapshot | None, shares:
         counts = [max(0, late - early) for late, early in zip(counts, before["counts"], strict=True)]
     texts = []
     for share in shares:
-        value_ns = quantile_ns(now["bounds_ns"], counts, share)
-        texts.append(f"p{100 * share:g} {'-' if value_ns is None else _duration(value_ns)}")
+        texts.append(f"p{100 * share:g} {_quantile(now['bounds_ns'], counts, share)}")
     return "  ".join(texts)
+
+
+def _quantile(bounds_ns: Sequence[int], counts: Sequence[int], share: float) -> str:
+    """Below the first bound and above the last one nothing is known but that."""
+    value_ns = quantile_ns(bounds_ns, counts, share)
+    if value_ns is None:
+        return "-"
+    if value_ns <= bounds_ns[0]:
+        return f"< {_duration(bounds_ns[0])}"
+    if sum(counts[:-1]) < share * sum(counts):
+        return f"> {_duration(bounds_ns[-1])}"
+    return _duration(value_ns)
 
 
 def _duration(value_ns: float) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from pp1q_transport.counters import Histogram
+from pp1q_transport.counters import BOUNDS_NS, Histogram
 from pp1q_transport.daemon.status import Status, encode_status
-from pp1q_transport.daemon.view import Reading, describe
+from pp1q_transport.daemon.view import Reading, _duration, describe
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -34,9 +34,9 @@ def text(*lines: str) -> str:
 
 def test_a_first_look_has_totals_and_the_quantiles_of_a_life(make_status: Callable[..., Status]) -> None:
     lines = describe(reading(make_status()))
-    assert lines[0].startswith("receiver target@b  pid 1234  up 1h02m  sessions 1/1  epoch 4  breaker closed")
+    assert lines[0] == "receiver target@b  pid 1234  up 1h02m  sessions 1/1"
     shown = text(*lines)
-    assert "group    rank 0  replicate  2/2 ranks up" in shown
+    assert "group    rank 0  replicate  2/2 ranks up  epoch 4  breaker closed" in shown
     assert "slots    FREE 6  GRANTED 1  QUARANTINE 1" in shown
     assert "totals   5 rounds  25 rows  2.6 MB" in shown
     assert "discards peer_lost 8  timeout 3" in shown
@@ -66,9 +66,11 @@ def test_a_restart_between_two_looks_gives_no_rates(make_status: Callable[..., S
 
 HEADS = (
     ({"draining": True}, "DRAINING"),
-    ({"breakers": [{"peer": "a", "state": "open", "opened": 2}]}, "breaker a open"),
+    ({"breakers": [{"peer": "a", "state": "open", "opened": 2}], "group": None}, "1/1  breaker open"),
+    ({"breakers": [{"peer": "a", "state": "open", "opened": 2}, {"peer": "b", "state": "closed", "opened": 0}], "group": None},
+     "1/1  breaker a open"),
     ({"breakers": [], "group": None}, "sessions 1/1"),
-    ({"group": {"size": 1, "rank": 0, "mode": "replicate", "epoch": 9, "open": True, "ranks_up": 1}}, "  epoch 9  breaker"),
+    ({"group": {"size": 1, "rank": 0, "mode": "replicate", "epoch": 9, "open": True, "ranks_up": 1}}, "1/1  breaker closed"),
     ({"sessions": [{"peer": "a", "up": False, "session": 0, "link": "tcp", "endpoint": "e", "since_s": 3.0, "formed": 0,
                     "ended": 0}]}, "sessions 0/1"),
 )  # fmt: skip
@@ -99,6 +101,40 @@ def test_a_leader_shows_refusals_where_a_receiver_shows_discards(make_status: Ca
     shown = text(*describe(reading(status)))
     assert "refusals peer_lost 8  timeout 3  generation_stale 2" in shown
     assert not [name for name in ("latency", "tail", "slots", "group") if f"  {name} " in shown]
+
+
+def test_80_columns_hold_the_first_lines_of_a_rank_whatever_its_state(make_status: Callable[..., Status]) -> None:
+    group = {"size": 8, "rank": 7, "mode": "request-owner", "epoch": 123_456, "open": True, "ranks_up": 8}
+    breakers = [{"peer": "target-a", "state": "probing", "opened": 2}]
+    wide = make_status(name="target-a-rank7", pid=4_194_304, uptime_s=1e9, draining=True, group=group, breakers=breakers)
+    lines = describe(reading(wide))
+    assert lines[0] == "receiver target-a-rank7  DRAINING  pid 4194304  up 11574d01h  sessions 1/1"
+    assert lines[2] == "  group    rank 7  request-owner  8/8 ranks up  epoch 123456  breaker probing"
+
+
+@pytest.mark.parametrize(
+    ("durations_ns", "shown"),
+    (
+        ((1, 2, 3), "tail     p50 < {low}  p99 < {low}"),
+        ((10**12, 10**12), "tail     p50 > {high}  p99 > {high}"),
+        ((), "tail     p50 -  p99 -"),
+    ),
+)
+def test_no_quantile_is_made_up_outside_the_bounds(
+    make_status: Callable[..., Status], durations_ns: tuple[int, ...], shown: str
+) -> None:
+    tail = Histogram()
+    for duration_ns in durations_ns:
+        tail.add(duration_ns)
+    low, high = _duration(BOUNDS_NS[0]), _duration(BOUNDS_NS[-1])
+    assert shown.format(low=low, high=high) in text(*describe(reading(make_status(tail=tail.snapshot()))))
+
+
+@pytest.mark.parametrize(("role", "awaited"), (("leader", "draft"), ("receiver", "target")))
+def test_a_process_that_is_missing_is_said_to_be(make_status: Callable[..., Status], role: str, awaited: str) -> None:
+    shown = text(*describe(reading(make_status(role=role, clients=[]))))
+    assert f"clients  none: no {awaited} is attached" in shown
+    assert "none" not in text(*describe(reading(make_status(role=role))))
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import yaml
 
 from pp1q_transport.daemon.config import parse
 from pp1q_transport.daemon.settings import DaemonConfig
+from pp1q_transport.session.breaker import LINK_LOST, NOBODYS_FAULT
 from pp1q_transport.session.hello import Role
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -26,6 +29,7 @@ def examples() -> dict[str, str]:
 
 
 EXAMPLES = examples()
+LOCAL = ("local-leader.toml", "local-receiver.toml")
 
 
 def config(name: str) -> DaemonConfig:
@@ -37,7 +41,7 @@ def test_there_is_a_file_for_each_role() -> None:
     assert {"kubernetes/leader.toml", "kubernetes/pp1q-receiver-0.toml", "kubernetes/pp1q-receiver-1.toml"} <= set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - set(LOCAL)))
 def test_the_daemon_takes_it(name: str) -> None:
     taken = config(name)
     assert taken.daemon.role is (Role.LEADER if "leader" in name else Role.RECEIVER)
@@ -63,6 +67,45 @@ def test_the_three_pair(names: tuple[str, str, str]) -> None:
     assert (second.group.connect or "").rpartition(":")[2] == (first.group.listen or "").rpartition(":")[2]
     sockets = {str(one.daemon.socket) for one in (first, second)}
     assert len(sockets) == (1 if "kubernetes" in names[0] else 2)  # pods do not share a /run
+
+
+def test_the_two_for_one_machine_pair_and_need_nothing_of_it() -> None:
+    leader, receiver = (config(name) for name in LOCAL)
+    assert (leader.daemon.role, receiver.daemon.role) == (Role.LEADER, Role.RECEIVER)
+    assert leader.session == receiver.session
+    assert leader.peers[0].connect == receiver.peers[0].listen == "tcp://127.0.0.1:7801"
+    assert leader.daemon.socket != receiver.daemon.socket
+    readme = (DEPLOY.parent / "README.md").read_text(encoding="utf-8")
+    for name, one in zip(LOCAL, (leader, receiver), strict=True):
+        assert one.keys is None
+        assert one.daemon.metrics is None
+        assert one.daemon.socket.parent == Path("/tmp")
+        assert one.daemon.allow_uids == (os.geteuid(),)
+        assert f".venv/bin/pp1q daemon --config deploy/examples/{name}" in readme
+        assert str(one.daemon.socket) in readme
+
+
+def test_the_example_names_every_reason_that_the_breaker_does_not_count() -> None:
+    comment = EXAMPLES["leader.toml"].partition("# Not counted:")[2].partition("\n")[0]
+    assert set(re.findall(r"[a-z]+_[a-z]+|cancelled", comment)) == {str(reason) for reason in NOBODYS_FAULT | LINK_LOST}
+
+
+def test_sockets_have_the_same_paths_wherever_they_are_named() -> None:
+    """Pods have their own, which are in deploy/kubernetes alone."""
+    known = {str(config(name).daemon.socket) for name in EXAMPLES if "kubernetes" not in name}
+    root = DEPLOY.parent
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "pp1q_transport").rglob("*.py")]
+    pages += [*(root / "examples").rglob("*.c"), *(root / "include").glob("*.h"), *(DEPLOY / "systemd").iterdir()]
+    for page in pages:
+        named = re.findall(r"/(?:run|tmp)/[\w./-]+\.sock\b", page.read_text(encoding="utf-8"))
+        assert {name.replace("-RANK", "-0") for name in named} <= known, page
+
+
+def test_the_readme_calls_the_program_as_a_clone_has_it() -> None:
+    text = (DEPLOY.parent / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^ *((?:\.venv/bin/)?pp1q(?:-\w+)? .*)$", text, re.M)
+    assert len(commands) >= 10
+    assert [line for line in commands if line.startswith("pp1q")] == []
 
 
 @pytest.mark.parametrize("name", ("leader.toml", "receiver-rank0.toml"))
