@@ -144,9 +144,10 @@ connect = "tcp://127.0.0.1:7802"
 
 def test_doctor_takes_its_sizes_from_a_configuration(tmp_path: Path) -> None:
     file = tmp_path / "leader.toml"
-    file.write_text(CONFIGURATION)
+    file.write_text(CONFIGURATION.replace("/run/pp1q", str(tmp_path)))
     done = run("doctor", "--config", str(file))
     assert "MB for 4 slots" in done.stdout  # two requests for each of two targets
+    assert f"PASS  socket folder    {tmp_path}/leader.sock can be made" in done.stdout
     refused = run("doctor", "--config", str(file), "--slots", "8")
     assert refused.returncode == 2
     assert "leave out --slots" in refused.stderr
@@ -154,6 +155,19 @@ def test_doctor_takes_its_sizes_from_a_configuration(tmp_path: Path) -> None:
     unfit = run("doctor", "--config", str(file))
     assert unfit.returncode == 2
     assert "[session] depth" in unfit.stderr
+
+
+def test_a_socket_without_a_folder_is_found_before_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "leader.toml"
+    file.write_text(CONFIGURATION.replace("/run/pp1q", str(tmp_path / "none")))
+    words = f"the socket's folder {tmp_path / 'none'} does not exist"
+    unfit = run("doctor", "--config", str(file))
+    assert unfit.returncode == 1
+    assert f"FAIL  socket folder    {words}" in unfit.stdout
+    refused = run("daemon", "--config", str(file), "--check")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"pp1q: {words}")
+    assert refused.stderr.count("\n") == 1
 
 
 def test_doctor_speaks_of_rdma_only_when_asked() -> None:

@@ -34,9 +34,11 @@ def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
     Example: pp1q daemon --config deploy/examples/local-leader.toml
     """
     from ..daemon.config import load
+    from ..local.unix_socket import check_folder
 
     config = load(config_path)
     if check:
+        check_folder(str(config.daemon.socket))
         if as_json:
             click.echo(json.dumps({"valid": True, "source": config.source, "settings": config.describe()}))
         else:

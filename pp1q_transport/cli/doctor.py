@@ -92,6 +92,8 @@ def doctor(
         lambda: _memory(need.slot_bytes(), need.slots * need.sessions),
         lambda: [_cores(), _descriptors(), _socket_buffers(), _loopback(), _curve()],
     ]
+    if config_path is not None:
+        checks.append(lambda: [_socket_folder(config_path)])
     if listen is not None:
         checks.append(lambda: [_listen(listen)])
     if rdma:
@@ -146,6 +148,18 @@ def _configured(path: str) -> Need:
         "sparse" in session.representations,
         max(1, len(config.peers)),  # a leader has slots for each of its targets
     )
+
+
+def _socket_folder(path: str) -> Finding:
+    from ..daemon.config import load
+    from ..local.unix_socket import check_folder
+
+    socket_path = str(load(path).daemon.socket)
+    try:
+        check_folder(socket_path)
+    except ConfigError as error:
+        return Finding("socket folder", FAIL, str(error))
+    return Finding("socket folder", PASS, f"{socket_path} can be made")
 
 
 def _memory(size: int, slots: int) -> list[Finding]:

@@ -44,6 +44,15 @@ def check_path(path: str) -> None:
         raise ConfigError(f"socket path {path!r} must have 1 to {MAX_PATH_BYTES} bytes: choose a shorter one")
 
 
+def check_folder(path: str) -> None:
+    """Raises `ConfigError` unless this user may make a socket at `path`: its folder is there and may be written to."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise ConfigError(f"the socket's folder {folder} does not exist: make it (a unit's RuntimeDirectory= does)")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"uid {os.geteuid()} may not write to the socket's folder {folder}: run as its owner")
+
+
 @contextmanager
 def _locked_folder(path: str) -> Iterator[None]:
     folder = os.path.dirname(path) or "."

@@ -113,3 +113,12 @@ def test_a_path_that_can_not_be_used_is_refused_in_one_line(folder: Path) -> Non
         assert "\n" not in str(raised.value)
     stream.close()
     assert sorted(os.listdir(folder)) == ["file", "stream"]
+
+
+def test_a_folder_that_is_not_there_or_not_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unix_socket.check_folder(str(tmp_path / "a.sock"))
+    with pytest.raises(ConfigError, match="none does not exist"):
+        unix_socket.check_folder(str(tmp_path / "none" / "a.sock"))
+    monkeypatch.setattr(os, "access", lambda _folder, _how: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="may not write"):
+        unix_socket.check_folder(str(tmp_path / "a.sock"))
