@@ -133,10 +133,14 @@ class Refused(PeerFault):
 class ProposalDiscarded(Pp1qError):
     """The whole proposal of one request is void on every rank; run target-only from the committed prefix (SPEC section 4)."""
 
-    def __init__(self, reason: Reason, request: int = 0, round: int = 0, generation: int = 0) -> None:
+    def __init__(
+        self, reason: Reason, request: int = 0, round: int = 0, generation: int = 0, epoch_over: bool = False
+    ) -> None:
         super().__init__(f"{reason} (request {request}, round {round})")
         self.reason = reason
         self.request = request
         self.round = round
+        self.epoch_over = epoch_over
+        """The group's epoch ended: nothing can be committed, not even target-only, until its ranks have agreed."""
         self.generation = generation
         """The request_generation under which the round goes on target-only, the same on every rank (0: the request's own)."""

@@ -130,4 +130,4 @@ def test_the_keys_recipe(tmp_path: Path) -> None:
 
 def in_bin(command: str) -> list[str]:
     name, *rest = shlex.split(command)
-    return [str(BIN / name), *rest]
+    return [str(BIN / Path(name).name), *rest]

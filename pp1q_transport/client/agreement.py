@@ -26,6 +26,9 @@ _M64: Final = (1 << 64) - 1
 def adopt(requests: Mapping[int, Request], agreed: Mapping[int, Iterable[int]], vocab_size: int) -> list[Request]:
     """Gives every request the tokens that were agreed on; returns those that changed. Raises `LocalMisuse`, and changes nothing,
     when the agreement leaves one out or holds what can't be a token."""
+    for number in agreed:
+        if number not in requests:
+            raise LocalMisuse(f"the ranks agreed on request {number}, which is not open here: open it before wait_for_peer()")
     fresh: dict[int, array[int]] = {}
     for number in requests:
         if number not in agreed:

@@ -71,6 +71,11 @@ class AttachedReceiver(AttachedSide, TargetSide):
         return self._open if self._grouped else self._session != 0
 
     @property
+    def between_epochs(self) -> bool:
+        """Whether this is a rank of a group whose ranks must agree before anything goes on (`wait_for_peer`)."""
+        return self._grouped and not self._open
+
+    @property
     def views(self) -> SlotViews:
         """See `ProposalHolder.views`."""
         if self._views is None:
@@ -224,6 +229,12 @@ class AttachedReceiver(AttachedSide, TargetSide):
         """See `TargetSide.free_slots`."""
         return max(0, self._limits["max_slots"] - len(self._tickets) - len(self._held))
 
+    def fresh_seed(self) -> int:
+        """See `TargetSide.fresh_seed`. Ranks that drew their own would verify with different noise."""
+        if self._grouped:
+            raise LocalMisuse("in a group of several ranks open_request needs a seed, the same on every rank")
+        return super().fresh_seed()
+
     def announce(self, request: Request) -> None:
         """See `TargetSide.announce`."""
         self.send(
@@ -265,7 +276,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if not self.up or self.draining:
             self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
         if not self.up:
-            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round, epoch_over=self.between_epochs)
         if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         check_step(self, self._dense, self._sparse, depth, temperature, support)
@@ -312,7 +323,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         """See `ProposalHolder.commit_verified`."""
         if self._grouped and not self._open:  # the daemon, which would say so too, would give the slot back
             self.let_go(facts)
-            raise ProposalDiscarded(Reason.PEER_LOST, request.request, facts.round)
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, facts.round, epoch_over=self.between_epochs)
         self._held.pop(facts.slot, None)
         self._commit(
             request, facts.round, wire.VERIFIED, accepted, tokens, facts.slot, facts.slot_generation, facts.epoch
@@ -360,7 +371,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def _may_commit(self, request: Request, round: int) -> None:
         if not self._open:
-            raise ProposalDiscarded(Reason.PEER_LOST, request.request, round)
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, round, epoch_over=True)
         self._answer[request.request] = None
 
     def _hear_commit(self, request: Request, round: int) -> None:
@@ -374,7 +385,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
                 self.give_up_daemon()
         refused = answer.pop(request.request, None)
         if refused is not None or self._life != life:
-            raise ProposalDiscarded(refused or Reason.PEER_LOST, request.request, round)
+            raise ProposalDiscarded(refused or Reason.PEER_LOST, request.request, round, epoch_over=True)
 
     def holds(self, facts: ProposalFacts) -> bool:
         """Whether the daemon that said a proposal is ready is still the one there is."""
@@ -383,7 +394,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def check_held(self, facts: ProposalFacts) -> None:
         """See `ProposalHolder.check_held`."""
         if not self.holds(facts):
-            raise ProposalDiscarded(Reason.PEER_LOST, round=facts.round)
+            raise ProposalDiscarded(Reason.PEER_LOST, round=facts.round, epoch_over=self.between_epochs)
         if self._held.get(facts.slot) != facts.slot_generation:
             raise LocalMisuse("this proposal is released already")
 

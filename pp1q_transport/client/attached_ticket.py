@@ -74,4 +74,6 @@ class RecordTicket:
             return Proposal(self._receiver, self.request, self.facts)
         if self.reason is None:
             self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
-        raise ProposalDiscarded(self.reason, self.request.request, self.round, self.generation)
+        raise ProposalDiscarded(
+            self.reason, self.request.request, self.round, self.generation, self._receiver.between_epochs
+        )

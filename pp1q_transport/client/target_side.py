@@ -94,6 +94,10 @@ class TargetSide(Mapped, ABC):
     def tell_void(self, facts: ProposalFacts, reason: Reason) -> None:
         """Tells the other side that a proposal, ready though it was, could not be used here."""
 
+    def fresh_seed(self) -> int:
+        """The seed of a request whose owner names none: 64 bits of the operating system's."""
+        return int.from_bytes(os.urandom(8), "little")
+
     @abstractmethod
     def check_idle(self, request: Request) -> None:
         """Raises `LocalMisuse` while a proposal of the request lands: it would become ready for a prefix that is no longer."""
@@ -128,7 +132,7 @@ class TargetSide(Mapped, ABC):
         the request and so has its rows, the same on every rank; by default its ID modulo the group's size.
         """
         if seed is None:
-            seed = int.from_bytes(os.urandom(8), "little")
+            seed = self.fresh_seed()
         if not 0 <= request <= _U64_MAX or not 0 <= seed <= _U64_MAX:
             raise LocalMisuse("request ID and seed must be u64")
         if not 0 <= max_position <= wire.U32_MAX or not 0 <= generation <= wire.U32_MAX:

@@ -100,6 +100,8 @@ class DraftPort(ClientPort):
 
     def __init__(self, leaders: list[ServedLeader | ServedGroup], counters: Counters) -> None:
         super().__init__("leader", counters)
+        self.bytes_sent = 0  # of rows
+        self.whole_sent = 0  # proposals, all their rows
         self.leaders = leaders
         for leader in leaders:
             self._listen(leader)
@@ -202,7 +204,9 @@ class DraftPort(ClientPort):
             raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
         at = leader.row_offset(slot, row)
         try:
-            session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length)
+            if session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length):
+                self.bytes_sent += length
+                self.whole_sent += row + 1 == grant.depth
         except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off
             leader.fail(grant, generation, Reason.CANCELLED)
             raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error

@@ -107,7 +107,7 @@ class TargetPort(ClientPort):
     def _close(self, number: int) -> None:
         for queued in [queued for queued in self._queued if queued[1][0] == number]:
             self._queued.remove(queued)  # it would take the place of one that is still wanted
-            self._discarded(number, queued[1][1], Reason.CANCELLED, queued[1][6])
+            self._discarded(queued[1], Reason.CANCELLED)
         request = self.receiver.requests.get(number)
         if request is not None:
             self.receiver.close_request(request)
@@ -130,7 +130,7 @@ class TargetPort(ClientPort):
         for queued in list(self._queued):  # not only the first: another's budget may be shorter
             if _budget_left_us(queued, now_ns) <= 0:
                 self._queued.remove(queued)
-                self._discarded(queued[1][0], queued[1][1], Reason.TIMEOUT, queued[1][6])
+                self._discarded(queued[1], Reason.TIMEOUT)
         while self._queued and self.group is not None and not (self.group.open and self._slots_taken()):
             queued = self._queued.popleft()
             fields = queued[1]
@@ -141,13 +141,12 @@ class TargetPort(ClientPort):
         receiver = self.receiver
         request = receiver.requests.get(fields[0])
         if request is None:
-            self._discarded(fields[0], number, Reason.REQUEST_UNKNOWN, round_number)
+            self._discarded(fields, Reason.REQUEST_UNKNOWN)
             return
         if number in self._live:
             raise PeerFault(Reason.REQUEST_DUPLICATE, f"STEP {number} is under way already")
         if round_number >= U32_MAX or max(request.generation, generation) >= U32_MAX:
-            self._tell_members(fields[0], round_number, Reason.GENERATION_EXHAUSTED)
-            self._refuse(fields[0], number, Reason.GENERATION_EXHAUSTED, LocalMisuse("rounds or generations ran out"))
+            self._refuse_step(fields, Reason.GENERATION_EXHAUSTED, LocalMisuse("rounds or generations ran out"))
             return
         # The target counts rounds; generations rise on both sides, and the higher one is the one that nobody has used.
         request.round = round_number
@@ -158,7 +157,7 @@ class TargetPort(ClientPort):
             request.owner = owner
         turn, refused = self._let_through(now_ns)
         if refused is not None:
-            self._discarded(fields[0], number, refused, round_number)
+            self._discarded(fields, refused)
             return
         try:
             ticket = receiver.enqueue(
@@ -174,10 +173,9 @@ class TargetPort(ClientPort):
             if self.breaker is not None:
                 self.breaker.discarded(Reason.CANCELLED, now_ns, turn)  # never sent: a probe in its place may go at once
             if isinstance(error, ProposalDiscarded):
-                self._discarded(fields[0], number, error.reason, round_number)
+                self._discarded(fields, error.reason)
             else:
-                self._tell_members(fields[0], round_number, Reason.OVERLOAD)
-                self._refuse(fields[0], number, Reason.OVERLOAD, error)
+                self._refuse_step(fields, Reason.OVERLOAD, error)
             return
         assert isinstance(ticket, ServedTicket)
         ticket.number, ticket.turn = number, turn
@@ -193,21 +191,22 @@ class TargetPort(ClientPort):
         turn = self.breaker.may_step(now_ns)
         return turn, None if turn else Reason.CIRCUIT_OPEN
 
-    def _tell_members(self, number: int, round_number: int, reason: Reason) -> None:
-        """Of a request that is not open here too: the other ranks, where it may be, wait for nothing else."""
-        if self.group is not None:
-            self.group.refuse_step(number, self._generation_of(number), round_number, reason)
-
-    def _generation_of(self, number: int) -> int:
+    def _discarded(self, fields: tuple[Any, ...], reason: Reason) -> None:
+        """A STEP that was not sent: its process hears why, and so do the other ranks, which wait for nothing else. All hear of
+        one generation, by whose noise they go on; also of a request that is open elsewhere only."""
+        number, ticket, generation, round_number = fields[0], fields[1], fields[5], fields[6]
         request = self.receiver.requests.get(number)
-        return request.generation if request is not None else 0
-
-    def _discarded(self, number: int, ticket: int, reason: Reason, round_number: int) -> None:
-        """A STEP that was not sent: its process hears why, and so do the other ranks, which would wait for it."""
+        if request is not None:
+            generation = max(request.generation, generation)
         self.counters.add("steps_refused")
         self.counters.refuse(reason)
-        self._tell_members(number, round_number, reason)
-        self.send(m.DISCARDED, number, ticket, reason.code, round_number, self._generation_of(number), 0)
+        if self.group is not None:
+            self.group.refuse_step(number, generation, round_number, reason)
+        self.send(m.DISCARDED, number, ticket, reason.code, round_number, generation, 0)
+
+    def _refuse_step(self, fields: tuple[Any, ...], reason: Reason, error: LocalMisuse) -> None:
+        self._discarded(fields, reason)
+        self._refuse(fields[0], NO_TICKET, reason, error)
 
     def _commit(self, fields: tuple[Any, ...], payload: memoryview) -> None:
         number, slot, slot_generation, round_number, source, accepted, _count, _epoch, generation = fields

@@ -309,6 +309,8 @@ class Service:
         totals, reasons, discards = self._sums()
         port, first = self.port, self.ends[0]
         sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader | ServedGroup)]
+        if isinstance(port, DraftPort):
+            sums.append({"ready": port.whole_sent, "bytes_ready": port.bytes_sent})
         status: Status = {
             "role": self.config.daemon.role.value,
             "name": self.config.daemon.name,

@@ -113,7 +113,8 @@ class Breaker:
 
     def discarded(self, reason: Reason, now_ns: int = 0, turn: int = 0) -> None:
         """A proposal that was let through in `turn` (0: the present one) was discarded at `now_ns` (0: the time that `may_step`
-        was told last). Those of `NOBODYS_FAULT` never count, those of `LINK_LOST` only for a probe."""
+        was told last). Those of `NOBODYS_FAULT` never count, those of `LINK_LOST` only for a probe: a leader without a draft
+        answers at once, and its draft must be found again as soon as it is back."""
         self._now_ns = max(self._now_ns, now_ns)
         if turn not in (0, self.turn) or self.state is BreakerState.OPEN:
             return

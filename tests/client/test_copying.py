@@ -235,7 +235,7 @@ def test_a_rank_of_a_group_leaves_rather_than_decide_alone(attached: Pair) -> No
     receiver._grouped = receiver._open = True
     device = FakeDevice(after=None, fails="done")
     receiver.use_copy_stage(device)
-    ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT), budget_us=LONG_US)
+    ticket = receiver.enqueue(receiver.open_request(new_id(), PROMPT, seed=5), budget_us=LONG_US)
     draft(attached.next_step())
     with pytest.raises(ProposalDiscarded) as caught:
         ticket.wait()
@@ -255,7 +255,7 @@ def test_tasks_wait_for_their_copies(sides: Pair) -> None:
             drafting = asyncio.create_task(draft_all(leader))
 
             async def one() -> None:
-                request = receiver.open_request(new_id(), PROMPT)
+                request = receiver.open_request(new_id(), PROMPT, seed=6)
                 for _ in range(3):
                     with await receiver.step(request, budget_us=LONG_US) as proposal:
                         assert proposal.device_rows is not None
@@ -264,7 +264,7 @@ def test_tasks_wait_for_their_copies(sides: Pair) -> None:
 
             async def late() -> None:
                 with pytest.raises(ProposalDiscarded) as caught:
-                    await receiver.step(receiver.open_request(new_id(), PROMPT), budget_us=15_000)
+                    await receiver.step(receiver.open_request(new_id(), PROMPT, seed=7), budget_us=15_000)
                 assert caught.value.reason is Reason.TIMEOUT
 
             async with asyncio.timeout(30):
