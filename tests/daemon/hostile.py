@@ -5,6 +5,7 @@ Run as a script: `hostile.py ACT PATH [ARGUMENT]`, prints one line when its act 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
@@ -152,7 +153,10 @@ def hold(path: str) -> str:
 
 
 def stranger(path: str) -> str:
-    """Tries to attach as another user. The socket lets it in; the daemon must not."""
+    """Tries to attach as another user. The socket lets it in; the daemon must not. Tried once before: that user may not read the
+    modules that come in on the way."""
+    with contextlib.suppress(Pp1qError):
+        attach_receiver("/nonexistent/daemon.sock")
     os.setgid(65534)
     os.setuid(65534)
     keep.append(attach_receiver(path))

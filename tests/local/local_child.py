@@ -5,6 +5,7 @@ Prints one line when its act is done (`ok ...` or what was raised), then waits f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import fcntl
@@ -161,7 +162,9 @@ def silent(path: str) -> str:
 
 
 def as_uid(path: str, uid: str) -> str:
-    """Attaches as another user."""
+    """Attaches as another user. Tried once before: that user may not read the modules that come in on the way."""
+    with contextlib.suppress(Pp1qError):
+        target("/nonexistent/daemon.sock")
     os.setgroups([])
     os.setgid(int(uid))
     os.setuid(int(uid))
