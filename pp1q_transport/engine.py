@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 CONTROL_EVERY_NS: Final = 20_000_000
 SPIN_TRIES: Final = 2_000
 BLOCK_AT_MOST_NS: Final = 50_000_000
+LINGER_NS: Final = 50_000_000
 PUMPS_AFTER_THE_END: Final = 256
 INBOX_AT_MOST: Final = 256  # control messages nobody has asked for yet; more are dropped and counted
 # News that come once a proposal: level debug. Whoever runs an engine counts them by reason (`Counters`).
@@ -374,6 +375,8 @@ class Engine:
             return
         if reason is not Reason.PEER_LOST:
             self._tell(link, session, reason)
+            if goodbye:
+                link.linger(LINGER_NS)
         elif session.peer_status == Reason.CANCELLED.code:
             goodbye = True
         self.parted = goodbye

@@ -47,6 +47,9 @@ class Link(Protocol):
     def say_last(self, frame: ReadMemory) -> bool:
         """A frame past an empty outbox, as a farewell before `close`. False when it was not taken whole at once."""
 
+    def linger(self, timeout_ns: int) -> None:
+        """After the last word of an orderly end: gives the peer up to `timeout_ns` to hear it and to end too."""
+
     def describe(self) -> dict[str, object]:
         """What runs: kind, addresses, options, as logs and reports print it."""
 

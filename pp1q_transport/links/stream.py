@@ -68,6 +68,9 @@ class StreamLink:
         """See `Link.say_last`."""
         raise NotImplementedError
 
+    def linger(self, timeout_ns: int) -> None:
+        """See `Link.linger`. What a ring holds stays there: nothing to wait for."""
+
     def describe(self) -> dict[str, object]:
         """See `Link.describe`."""
         raise NotImplementedError

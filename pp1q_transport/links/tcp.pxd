@@ -10,6 +10,7 @@ from pp1q_transport.session.outbox cimport Outbox, Piece
 
 cdef int _RECEIVES
 cdef int _ACK_BELOW
+cdef Py_ssize_t _LINGER_BYTES
 cdef int _AGAIN
 cdef int _PEER_LOST
 cdef int _LINK_ERROR

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RECEIVES_A_PUMP: Final = 16
 _RECEIVES: Final = RECEIVES_A_PUMP  # a C integer in the compiled build
+_LINGER_BYTES: Final = 1 << 16
 _ACK_BELOW: Final = 16384
 _AGAIN: Final = -errno.EAGAIN
 _GONE: Final = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -150,6 +151,22 @@ class TcpLink(StreamLink):
     def say_last(self, frame: ReadMemory) -> bool:
         """See `Link.say_last`."""
         return self.fd >= 0 and send_from(self.fd, frame, 0, len(frame), False) == len(frame)
+
+    def linger(self, timeout_ns: int) -> None:
+        """See `Link.linger`. A socket that is closed with bytes unread resets the connection, and a reset swallows what was said
+        last on its way."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:  # gone already: nobody to say anything to
+            return
+        scratch = bytearray(_LINGER_BYTES)
+        stop_ns = monotonic_ns() + timeout_ns
+        while monotonic_ns() < stop_ns:
+            got = recv_into(self.fd, scratch, 0, len(scratch))
+            if got == _AGAIN:
+                wait_io(self.fd, 1, -1, 0, stop_ns - monotonic_ns())
+            elif got <= 0:
+                return
 
     def describe(self) -> dict[str, object]:
         """See `Link.describe`."""

@@ -153,13 +153,14 @@ def hold(path: str) -> str:
 
 
 def stranger(path: str) -> str:
-    """Tries to attach as another user. The socket lets it in; the daemon must not. Tried once before: that user may not read the
-    modules that come in on the way."""
+    """Tries to attach as another user. The socket lets it in; the daemon must not. Tried once before, since that user may not
+    read the modules that come in on the way; from the socket's own folder, since it may not come there by the machine's root."""
     with contextlib.suppress(Pp1qError):
         attach_receiver("/nonexistent/daemon.sock")
+    os.chdir(os.path.dirname(path))
     os.setgid(65534)
     os.setuid(65534)
-    keep.append(attach_receiver(path))
+    keep.append(attach_receiver(os.path.basename(path)))
     return "ok"
 
 

@@ -162,13 +162,15 @@ def silent(path: str) -> str:
 
 
 def as_uid(path: str, uid: str) -> str:
-    """Attaches as another user. Tried once before: that user may not read the modules that come in on the way."""
+    """Attaches as another user. Tried once before, since that user may not read the modules that come in on the way; from the
+    socket's own folder, since it may not come there by the machine's root."""
     with contextlib.suppress(Pp1qError):
         target("/nonexistent/daemon.sock")
+    os.chdir(os.path.dirname(path))
     os.setgroups([])
     os.setgid(int(uid))
     os.setuid(int(uid))
-    return target(path)
+    return target(os.path.basename(path))
 
 
 def serve(path: str) -> str:
