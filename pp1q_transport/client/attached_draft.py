@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ..local.attach import Attachment
 
 
-# Rows that come faster than this share a wake-up of the daemon: a bell costs as much as a ready-made row. The last row of a
-# proposal always rings, and a draft that takes its time for each row rings for each.
-RINGS_APART_NS: Final = 100_000
+# Rows that come faster than this after another share a wake-up of the daemon with the next one, at the latest with the proposal's
+# last: a bell costs both processes more than a ready-made row. A draft that computes its rows is slower, and rings for each.
+ROWS_APART_NS: Final = 100_000
 
 
 class _Target:
@@ -67,7 +67,7 @@ class AttachedLeader(AttachedSide, DraftSide):
         DraftSide.__init__(self)
         self._targets: list[_Target] = []
         self._turn = 0
-        self._rang_ns = 0
+        self._put_ns = 0  # when the last row was put, or the last STEP taken up
         AttachedSide.__init__(self, path, 0, idle, backoff_seed)
 
     # ---- the daemon's coming and going --------------------------------------------------------------------------
@@ -167,6 +167,7 @@ class AttachedLeader(AttachedSide, DraftSide):
                 request = target.requests.get(grant.request)
                 if grant.alive(generation) and request is not None:
                     self._turn = target.index + 1
+                    self._put_ns = monotonic_ns()
                     return Step(self, grant, request, target.index)
         return None
 
@@ -194,9 +195,9 @@ class AttachedLeader(AttachedSide, DraftSide):
         if grant.rows == grant.depth:
             grant.state = SENT
             self.ring()
-        elif now_ns - self._rang_ns >= RINGS_APART_NS:
-            self._rang_ns = now_ns
+        elif now_ns - self._put_ns >= ROWS_APART_NS:
             self.ring()
+        self._put_ns = now_ns
         return True
 
     def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:
