@@ -34,7 +34,7 @@ rm -rf "$root"/opt/pp1q/lib/__editable__* "$root"/opt/pp1q/lib/pp1q_transport
 cp -r pp1q_transport "$root/opt/pp1q/lib/"
 python=$(readlink -f .venv/bin/python)
 case $python in
-  /root/* | /home/*) # the units see no home; Debian's own interpreter serves if it is of the same version
+  "$HOME"/* | /home/*) # the units see no home; Debian's own interpreter serves if it is of the same version
     same=/usr/bin/$(.venv/bin/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
     [ -x "$same" ] || skip "$python lies in a home, and there is no $same"
     python=$same ;;

@@ -48,7 +48,7 @@ install_file() { cp "$1" "$2.new" && chmod 0755 "$2.new" && mv "$2.new" "$2"; }
 
 # A root of its own for systemd's tools: this host's unit files, ours, and stand-ins for the commands that they start.
 unit_root() {
-  local root=$work/root units
+  local root=$work/image units
   units=$(readlink -f /lib/systemd) || return
   mkdir -p "$root/usr/lib" "$root/etc/systemd/system" "$root/opt/pp1q/bin" "$root/usr/bin" \
     "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d"
@@ -60,17 +60,17 @@ unit_root() {
   cp deploy/systemd/pp1q.tmpfiles.conf "$root/usr/lib/tmpfiles.d/pp1q.conf"
 }
 
-verify_unit() { systemd-analyze verify --man=no --root="$work/root" "$1"; }
+verify_unit() { systemd-analyze verify --man=no --root="$work/image" "$1"; }
 
 drop_ins() { # drop_ins UNIT FILE...: the unit's drop-ins are exactly these
-  local folder=$work/root/etc/systemd/system/$1.d; shift
+  local folder=$work/image/etc/systemd/system/$1.d; shift
   rm -rf "$folder"
   [ $# = 0 ] || { mkdir -p "$folder"; cp "${@/#/deploy/systemd/}" "$folder/"; }
 }
 
 security() { # a unit's exposure, from its file alone
   local unit=$1 exposure
-  if ! systemd-analyze security --offline=true --root="$work/root" --no-pager "$unit" >"$work/out" 2>&1; then
+  if ! systemd-analyze security --offline=true --root="$work/image" --no-pager "$unit" >"$work/out" 2>&1; then
     fail "security $unit" "systemd-analyze security"; return
   fi
   exposure=$(sed -nE 's/.*Overall exposure level for .*: ([0-9.]+) .*/\1/p' "$work/out")
@@ -97,17 +97,17 @@ check_systemd() {
   done
   drop_ins pp1q-leader.service
   # The lane itself: a misspelt key must not pass.
-  sed 's/^ProtectHome=/ProtectHomes=/' deploy/systemd/pp1q-leader.service >"$work/root/etc/systemd/system/pp1q-broken.service"
+  sed 's/^ProtectHome=/ProtectHomes=/' deploy/systemd/pp1q-leader.service >"$work/image/etc/systemd/system/pp1q-broken.service"
   if [ -n "$(verify_unit pp1q-broken.service 2>&1)" ]; then pass "unit, misspelt" "is told"; else fail "unit, misspelt" "went through"; fi
-  shows "sysusers" systemd-sysusers --root="$work/root"
-  if grep -q '^pp1q:.*/usr/sbin/nologin$' "$work/root/etc/passwd" && grep -q '^pp1q:' "$work/root/etc/group"; then
+  shows "sysusers" systemd-sysusers --root="$work/image"
+  if grep -q '^pp1q:.*/usr/sbin/nologin$' "$work/image/etc/passwd" && grep -q '^pp1q:' "$work/image/etc/group"; then
     pass "user and group pp1q"
   else
     fail "user and group pp1q" "not made"
   fi
   if [ "$(id -u)" != 0 ]; then skip tmpfiles "only root can give files to another user"; return; fi
-  shows "tmpfiles" systemd-tmpfiles --root="$work/root" --create pp1q.conf
-  if [ "$(stat -c %a "$work/root/etc/pp1q/keys")" = 700 ]; then pass "key folder is private"; else fail "key folder is private"; fi
+  shows "tmpfiles" systemd-tmpfiles --root="$work/image" --create pp1q.conf
+  if [ "$(stat -c %a "$work/image/etc/pp1q/keys")" = 700 ]; then pass "key folder is private"; else fail "key folder is private"; fi
 }
 
 check_prometheus() {
