@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import wire
-from .._native.kernels import xxh3_64
 from ..errors import LocalMisuse, Reason
 from .leader import DEAD, DRAFTING, SENT, Grant, LeaderSession
 from .machine import SessionMachine
@@ -46,15 +45,7 @@ class DraftLeaderSession(SessionMachine):
 
     def open(self, request: Request) -> None:
         """OPEN of a request with all its committed tokens."""
-        h = self.blank(wire.OPEN)
-        h.request = request.request
-        h.request_generation = request.generation
-        h.position = request.anchor
-        h.prefix_low = request.prefix_low
-        h.prefix_high = request.prefix_high
-        h.seed = request.seed
-        h.max_position = request.max_position
-        self._send_tokens(h, request.tokens)
+        self.send_open(request)
 
     def commit(self, request: Request, tokens: array[int]) -> None:
         """COMMIT of the last `tokens` of a request, which has them already."""
@@ -66,14 +57,7 @@ class DraftLeaderSession(SessionMachine):
         h.prefix_high = request.prefix_high
         h.accepted = len(tokens) - 1
         h.source = wire.VERIFIED
-        self._send_tokens(h, tokens)
-
-    def _send_tokens(self, h: Header, tokens: array[int]) -> None:
-        payload = tokens.tobytes()
-        h.token_count = len(tokens)
-        h.payload_length = len(payload)
-        h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
-        self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
+        self.send_tokens(h, tokens.tobytes())
 
     def close(self, request: int) -> None:
         """CLOSE."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import wire
+from .._native.kernels import xxh3_64
 from ..errors import Reason
 from ..wire import Header
 from .assembler import FrameSink
-from .outbox import Outbox
+from .outbox import NO_KEY, Outbox
 from .terms import SessionTerms
 
 if TYPE_CHECKING:
     from ..counters import Counters
-    from .requests import RequestTable
+    from .requests import Request, RequestTable
 
 _BOOT_NONCE: Final = Reason.BOOT_NONCE.code
 _SESSION_MISMATCH: Final = Reason.SESSION_MISMATCH.code
@@ -48,6 +49,25 @@ class SessionMachine(FrameSink):
         h.boot_nonce = self._ours_nonce
         h.session = self.terms.session
         return h
+
+    def send_open(self, request: Request) -> None:
+        """Queues OPEN of a request with all its committed tokens."""
+        h = self.blank(wire.OPEN)
+        h.request = request.request
+        h.request_generation = request.generation
+        h.position = request.anchor
+        h.prefix_low = request.prefix_low
+        h.prefix_high = request.prefix_high
+        h.seed = request.seed
+        h.max_position = request.max_position
+        self.send_tokens(h, request.tokens.tobytes())
+
+    def send_tokens(self, h: Header, payload: bytes) -> None:
+        """Queues a frame that carries int32 tokens, `payload`."""
+        h.token_count = len(payload) // 4
+        h.payload_length = len(payload)
+        h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
+        self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
 
     def check_peer(self, header: Header) -> int:
         """0, or the code of the reason why this frame is not of this session's peer in this life."""

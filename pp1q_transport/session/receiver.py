@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import wire
-from .._native.kernels import xxh3_64
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..wire import Header
 from . import slots as st
@@ -72,21 +71,7 @@ class ReceiverSession(LandingSession):
 
     def _send_open(self, request: Request) -> None:
         self.terms.judge_tokens(request.tokens, 0, request.max_position)
-        h = self.blank(wire.OPEN)
-        h.request = request.request
-        h.request_generation = request.generation
-        h.position = request.anchor
-        h.prefix_low = request.prefix_low
-        h.prefix_high = request.prefix_high
-        h.seed = request.seed
-        h.max_position = request.max_position
-        self._send_tokens(h, request.tokens.tobytes())
-
-    def _send_tokens(self, h: Header, payload: bytes) -> None:
-        h.token_count = len(payload) // 4
-        h.payload_length = len(payload)
-        h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
-        self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
+        self.send_open(request)
 
     def step(
         self,
@@ -194,7 +179,7 @@ class ReceiverSession(LandingSession):
         h.prefix_high = request.prefix_high
         h.accepted = accepted
         h.source = source
-        self._send_tokens(h, fresh.tobytes())
+        self.send_tokens(h, fresh.tobytes())
 
     def close(self, request: Request) -> None:
         """Tells the leader that a request ended (CLOSE); its live proposal, if any, is cancelled first."""
