@@ -54,9 +54,13 @@ class Joined(Grant):
 class LeaderGroup:
     """The links of one group. `terms` are those of whole rows (no shard); `requests` is rank 0's table, whose word counts."""
 
-    def __init__(self, terms: SessionTerms, size: int, counters: Counters) -> None:
+    def __init__(self, terms: SessionTerms, size: int, counters: Counters, here: Sequence[int] | None = None) -> None:
+        """`here`: the ranks whose links are this process's, rank 0 among them; the ranges of the others are sent by other ranks of
+        a tensor-parallel draft."""
         self.terms = terms
         self.size = size
+        self.here = tuple(range(size)) if here is None else tuple(here)
+        self._all_here = sum(1 << rank for rank in self.here)
         self.ranges = ranges(terms.vocab_size, size)
         self.counters = counters
         self.sessions: dict[int, LeaderSession] = {}
@@ -69,8 +73,8 @@ class LeaderGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank's link runs."""
-        return len(self.sessions) == self.size
+        """Whether the link of every rank that is here runs."""
+        return len(self.sessions) == len(self.here)
 
     @property
     def requests(self) -> RequestTable:
@@ -151,7 +155,7 @@ class LeaderGroup:
                 self.counters.refuse(reason)
                 self._fail(joint, reason)
                 return
-        if joint.arrived == (1 << self.size) - 1:
+        if joint.arrived == self._all_here:
             joint.state = DRAFTING
             self.steps.append(joint)
 
@@ -227,6 +231,9 @@ class LeaderGroup:
     ) -> None:
         before = 0
         for rank, (entries, offset, length) in enumerate(parts):
+            if rank not in self.here:
+                before += masses[rank]
+                continue
             session = self.sessions[rank]
             own = session.grants[joint.slot]
             try:
