@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .terms import SessionTerms
 
 # What all STEPs of one slot generation must have in common, and the reason when they do not.
-_COMMON: Final = (
+COMMON: Final = (
     ("request", Reason.REQUEST_MISMATCH),
     ("request_generation", Reason.GENERATION_STALE),
     ("round", Reason.ROUND_MISMATCH),
@@ -55,8 +55,8 @@ class LeaderGroup:
     """The links of one group. `terms` are those of whole rows (no shard); `requests` is rank 0's table, whose word counts."""
 
     def __init__(self, terms: SessionTerms, size: int, counters: Counters, here: Sequence[int] | None = None) -> None:
-        """`here`: the ranks whose links are this process's, rank 0 among them; the ranges of the others are sent by other ranks of
-        a tensor-parallel draft."""
+        """`here`: the ranks whose links are this process's, rank 0 among them; the ranges of the others are sent by other ranks
+        of a tensor-parallel draft."""
         self.terms = terms
         self.size = size
         self.here = tuple(range(size)) if here is None else tuple(here)
@@ -150,7 +150,7 @@ class LeaderGroup:
             session.fail(step, step.generation, Reason.from_code(joint.failed))
             return
         joint.arrived |= 1 << rank
-        for name, reason in _COMMON:
+        for name, reason in COMMON:
             if getattr(joint, name) != getattr(step, name):
                 self.counters.refuse(reason)
                 self._fail(joint, reason)
@@ -160,7 +160,7 @@ class LeaderGroup:
             self.steps.append(joint)
 
     def _begin(self, joint: Joined, step: Grant) -> None:
-        for name, _reason in _COMMON:
+        for name, _reason in COMMON:
             setattr(joint, name, getattr(step, name))
         joint.generation = step.generation
         joint.target_context = step.target_context
