@@ -278,7 +278,8 @@ class AttachedDraftPeer(AttachedSide, Events):
 
     def give_up(self, step: PeerStep, followed: _Followed, reason: Reason) -> None:
         """See `PeerStep.fail`."""
-        if followed.over is None and not followed.whole:
+        behind = followed.put < followed.depth and self.splits_vocabulary
+        if followed.over is None and (behind or not followed.whole):
             followed.over = reason
             self.send(m.FAIL, step.target, step.slot, step.slot_generation, reason.code)
             self.ring()

@@ -97,20 +97,22 @@ class FollowedTarget:
 
     def fail(self, grant: Grant, generation: int, reason: Reason) -> None:
         """This rank can't follow a STEP."""
-        if self.session is None or not self.session.grants[grant.slot].alive(generation):
+        if self.session is None or self.session.grants[grant.slot].generation != generation:
             return
+        if self.share is not None:  # also where every token was told and rows are missing
+            self.share.reset(grant.slot, generation, reason)
         try:
             self.session.fail(self.session.grants[grant.slot], generation, reason)
         except PeerFault as fault:  # rank 0 does not read
             self.engine.fail(fault.reason)
-        if self.share is not None:
-            self.share.reset(grant.slot, generation, reason)
 
     def give_up(self, reason: Reason) -> None:
         """This rank can't go on with anything that is under way."""
         if self.session is not None:
             for grant in list(self.session.grants):
                 self.fail(grant, grant.generation, reason)
+        if self.share is not None:
+            self.share.give_up(reason)
 
     def flush(self) -> None:
         """Sends what waits."""

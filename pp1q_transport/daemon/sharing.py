@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..counters import Counters
 from ..engine import Engine, EngineConfig, terms_ahead
 from ..errors import LocalMisuse, PeerFault, Reason
-from ..session.leader import DRAFTING, LeaderSession
+from ..session.leader import DRAFTING, SENT, LeaderSession
 from ..session.leader_group import COMMON
 from ..session.requests import RequestTable
 from ..session.shards import MASS
@@ -120,8 +120,8 @@ class OwnShare:
 
     def _meet(self, grant: Grant, own: Grant) -> Reason | None:
         """Whether the two are the same STEP, once both are there; rows that waited go out."""
-        if own.generation != grant.generation:
-            return None  # an earlier one; or a later one, which rank 0 will have a word about
+        if own.generation != grant.generation or own.state == SENT:
+            return None  # an earlier one; or a later one, which rank 0 will have a word about; or all of it is sent
         if own.state != DRAFTING:
             return Reason.CANCELLED  # the target's rank took it back already
         for name, reason in COMMON:
@@ -152,6 +152,12 @@ class OwnShare:
         for grant in followed:
             if self.session is not None and self.session.grants[grant.slot].alive(grant.generation):
                 self._fail(self.session.grants[grant.slot], reason)
+
+    def give_up(self, reason: Reason) -> None:
+        """This rank can't go on with anything that is under way, also where every token was told and rows are missing."""
+        if self.session is not None:
+            for own in list(self.session.grants):
+                self._fail(own, reason)
 
     def _fail(self, own: Grant, reason: Reason) -> None:
         session = self.session
@@ -184,15 +190,19 @@ class OwnShare:
             raise LocalMisuse(f"position {position} has no token yet")
         if shard_mass + mass_before > MASS:
             raise LocalMisuse(f"masses {shard_mass} behind {mass_before} exceed 2^24")
-        row = _Row(position, tokens[index], entries, length, shard_mass, mass_before)
         own = session.grants[grant.slot]
-        if own.generation == followed.generation:
-            self._send(own, row)
+        here = own.generation == followed.generation
+        if here and own.state not in (DRAFTING, SENT):
             return
         waiting = self._waiting.setdefault(grant.slot, [])
-        if index != len(waiting):
-            raise LocalMisuse(f"position {position} out of order: {len(waiting)} rows of this proposal are staged")
-        waiting.append(row)
+        staged = len(waiting) + (own.rows if here else 0)
+        if index != staged:
+            raise LocalMisuse(f"position {position} out of order: {staged} rows of this proposal are staged")
+        waiting.append(_Row(position, tokens[index], entries, length, shard_mass, mass_before))
+        # The target's STEP may have come in unnoticed, while something was sent.
+        reason = self._meet(followed, own)
+        if reason is not None:
+            self.on_refused(followed, followed.generation, reason)
 
     def _send(self, own: Grant, row: _Row) -> None:
         session = self.session
