@@ -1,13 +1,16 @@
-"""Drafts of several ranks, each beside its own daemon: every token is told, nothing is drawn that a rank can't follow, anything dies."""
+"""Draft ranks, each beside its own daemon: each token is told, nothing is drawn that a rank can't follow; any may die."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +129,33 @@ def test_a_rank_that_follows_another_target_is_refused() -> None:
         bed.says("leader", "identity_mismatch")
         bed.says("leader", "target_identity")
         assert not bed.status("leader1")["sessions"][0]["up"]
+
+
+def test_the_loop_in_the_document() -> None:
+    document = Path(__file__).parents[2] / "docs" / "engines.md"
+    section = document.read_text(encoding="utf-8").split("## A draft of several ranks\n")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    rows: list[list[int]] = []
+    ended: list[tuple[int, Reason]] = []
+    names: dict[str, Any] = {
+        "my_part_of_the_row": lambda context, _temperature: rows.append(context[:]),
+        "my_roll_back": lambda request, reason: ended.append((request, reason)),
+    }
+    exec(code, names)
+    with Bed(TWO) as bed:
+        bed.up()
+        with drafting(bed), peer(bed) as one, bed.receiver() as receiver:
+            thread = threading.Thread(target=names["follow"], args=(one.attached,), daemon=True)
+            thread.start()
+            ready(bed)
+            receiver.wait_for_peer(WATCHDOG_S)
+            target, request = Target(bed, receiver), receiver.open_request(1, PROMPT, 9)
+            for _ in range(5):
+                assert target.round(request), target.reasons
+            one.attached._closed = True  # ends the loop, from another thread
+            thread.join(WATCHDOG_S)
+            assert not thread.is_alive()
+    assert (len(rows), ended) == (5 * TWO.depth, [])
 
 
 # ---- STEPs that a rank can't follow ---------------------------------------------------------------------------------
@@ -375,6 +405,61 @@ def test_a_rank_without_a_range_can_put_none() -> None:
                 step.token(step.anchor)
             with pytest.raises(LocalMisuse, match="no copy stage"):
                 step.begin_copy(step.anchor + 1, object(), "weights")
+
+
+@pytest.mark.parametrize("support", (None, 16), ids=("dense", "sparse"))
+def test_a_range_is_judged_before_it_is_sent(support: int | None) -> None:
+    shape = dataclasses.replace(SHARDS, support=support, rounds=2, requests=1)
+    with Bed(shape) as bed:
+        bed.up()
+        bed.start("draft")
+        bed.wait_for_client("leader")
+        with peer(bed) as one:
+            assert one.attached.splits_vocabulary
+            first, end = one.attached.first_id, one.attached.end_id
+            assert (first, end) == (512, 1000)
+            for rank in range(2):
+                bed.start(f"target{rank}")
+            step = one.step()
+            position = step.anchor + 1
+            counts, ids = np.zeros(end - first, np.uint32), None
+            if support is not None:
+                counts, ids = np.ones(2, np.uint32), np.array([first, first + 1], np.int32)
+
+            def put(**changes: object) -> bool:
+                return step.put(**{"position": position, "counts": counts, "mass_before": 5, "ids": ids} | changes)  # type: ignore[arg-type]
+
+            if step.alive and not one.attached.poll() and not step._followed.tokens:
+                with pytest.raises(LocalMisuse, match="no token yet"):
+                    put()
+            step.token(position)
+            with pytest.raises(LocalMisuse, match="out of order"):
+                put(position=position + 1)
+            with pytest.raises(LocalMisuse, match="ids belong"):
+                put(ids=np.zeros(0, np.int32) if support is None else None)
+            with pytest.raises(LocalMisuse, match="counts must be contiguous uint32"):
+                put(counts=counts.astype(np.int64))
+            with pytest.raises(InvalidQ, match="exceed"):
+                put(mass_before=1 << 24 if support is not None else (1 << 24) + 1)
+            with pytest.raises(InvalidQ, match="exceed"):
+                put(mass_before=-1)
+            if support is None:
+                with pytest.raises(InvalidQ, match="exceeds"):
+                    put(counts=np.full(end - first, (1 << 24) + 1, np.uint32))
+            else:
+                for wrong, words in (
+                    ([first - 1, first], "this rank's range"),
+                    ([first, end], "this rank's range"),
+                    ([first + 1, first], "rise strictly"),
+                ):
+                    with pytest.raises(InvalidQ, match=words):
+                        put(ids=np.array(wrong, np.int32))
+                with pytest.raises(InvalidQ, match="zero counts"):
+                    put(counts=np.zeros(2, np.uint32))
+                with pytest.raises(InvalidQ, match="at most 16"):
+                    put(counts=np.ones(17, np.uint32), ids=np.arange(first, first + 17, dtype=np.int32))
+            assert one.follower.follow(step), "a range that was refused costs nothing: the right one goes out"
+            bed.until(lambda: bed.status("receiver1")["ready"] >= 1, "the proposal")
 
 
 VOCAB_HALF = SMALL.vocab_size // 2
