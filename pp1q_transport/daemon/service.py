@@ -88,6 +88,7 @@ class Service:
             self.port = self._build_member()
         else:
             self.port = self._build_receiver()
+        self.port.release_after_ns = int(config.watch.release_after_s * NS)
         metrics = None
         if config.daemon.metrics is not None:
             from .metrics import MetricsPort  # and with it prometheus_client, which costs a restart some of its time
@@ -169,9 +170,7 @@ class Service:
             self._closers.append(self.links.close)
             receiver.group = self.links.group
         group = self.links.group if self.links is not None else None
-        port = TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
-        port.release_after_ns = int(self.config.watch.release_after_s * NS)
-        return port
+        return TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
 
     def _group_config(self) -> EngineConfig:
         return self._engine(self.config.group_hello(self._boot_nonce), self.config.group)
@@ -304,10 +303,9 @@ class Service:
         self.loop.drain_s = settings.drain_s
         if self._set_level is not None:
             self._set_level(settings.log_level)
-        if isinstance(self.port, TargetPort):
-            if before.breaker != self.config.breaker:
-                self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
-            self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
+        if isinstance(self.port, TargetPort) and before.breaker != self.config.breaker:
+            self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
+        self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
         self.counters.add("reloads")
         self._log.warning("reloaded", changed=list(changes.live))  # the answer to a signal: not only at log_level "info"
 

@@ -122,9 +122,8 @@ class DraftLeaderSession(SessionMachine):
 
     def reset(self, grant: Grant, reason: Reason) -> None:
         """RESET: the grant's generation is dead."""
-        h = self._about(wire.RESET, grant)
-        h.subject = wire.STEP
-        h.status = reason.code
+        of, slot = grant, (grant.slot, grant.generation)
+        h = self.notice(wire.RESET, of.request, of.request_generation, of.round, *slot, reason.code)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
     def _about(self, kind: int, grant: Grant) -> Header:
@@ -191,14 +190,8 @@ class DraftPeerSession(LeaderSession):
             return
         grant.state = DEAD
         self.counters.refuse(reason)
-        h = self.blank(wire.STATUS)
-        h.request = grant.request
-        h.request_generation = grant.request_generation
-        h.slot = grant.slot
-        h.slot_generation = grant.generation
-        h.round = grant.round
-        h.subject = wire.STEP
-        h.status = reason.code
+        of, slot = grant, (grant.slot, grant.generation)
+        h = self.notice(wire.STATUS, of.request, of.request_generation, of.round, *slot, reason.code)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
     # ---- what the assembler tells -------------------------------------------------------------------------------
