@@ -380,11 +380,12 @@ class DraftPeerBench(LeaderBench):
         self.assembler = Assembler(self.peer)
 
     def feed(self, data: bytes, now_ns: int = START_NS) -> Outcome:
-        tokens, refused = len(self.peer.tokens), dict(self.counters.reasons)
+        said, refused = len(self.peer.stream), dict(self.counters.reasons)
         outcome = super().feed(data, now_ns)
-        if len(self.peer.tokens) > tokens:
+        if len(self.peer.stream) > said:
             assert not outcome.refused
-            return Outcome("", "", "told")
+            words = {"open": "opened", "commit": "committed", "close": "closed", "reset": "reset", "step": "granted"}
+            return Outcome("", "", words.get(self.peer.stream[-1].kind, "told"))
         counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
         return Outcome("frame", counted[0], "") if counted and not outcome.refused and not outcome.effect else outcome
 
