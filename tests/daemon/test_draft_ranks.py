@@ -366,16 +366,23 @@ def test_sigterm_drains_a_rank() -> None:
         ((m.PUT_SHARD, 0, 0, 1, 3, 1, 8, 5, 0), "unexpected_kind"),  # rank 0 sends whole rows here
         ((m.FAIL, 1, 0, 1, 1), "slot_bounds"),
         ((m.FAIL, 0, 999, 1, 1), "slot_bounds"),
+        ((m.FAIL, 0, 0, 1, 1), None),  # of another session: nobody's
     ),
     ids=str,
 )
-def test_a_rank_that_breaks_a_rule_is_cut_off(record: tuple[int, ...], reason: str) -> None:
+def test_a_rank_that_breaks_a_rule_is_cut_off(record: tuple[int, ...], reason: str | None) -> None:
     with Bed(TWO) as bed:
         bed.up("leader", "leader1")
         bed.sessions_up_of("leader1")
         with peer(bed) as one:
-            one.attached.send(*record)
+            kind, *fields = record
+            named = bed.status("leader1")["sessions"][0]["session"] if reason is not None else 1
+            one.attached.send(kind, named, *fields)
             one.attached.ring()
+            if reason is None:
+                one.attached.poll()
+                assert bed.status("leader1")["clients"], "it is not cut off"
+                return
             bed.until(lambda: bed.counters("leader1").get("clients_cut_off") == 1, "cut off")
         assert bed.status("leader1")["reasons"].get(reason) == 1
 
@@ -384,7 +391,7 @@ def test_rank_0_puts_whole_rows_alone() -> None:
     with Bed(TWO) as bed:
         bed.up("leader")
         leader: AttachedLeader = attach_leader(bed.socket("leader"))
-        leader.send(m.PUT_SHARD, 0, 0, 1, 3, 1, 8, 5, 0)
+        leader.send(m.PUT_SHARD, 1, 0, 0, 1, 3, 1, 8, 5, 0)
         leader.ring()
         bed.until(lambda: bed.counters("leader").get("clients_cut_off") == 1, "cut off")
         leader.close()
