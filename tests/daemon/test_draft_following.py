@@ -16,7 +16,9 @@ from pp1q_transport.daemon.following import FollowedTarget
 from pp1q_transport.daemon.leading import DraftPort
 from pp1q_transport.engine import EngineConfig
 from pp1q_transport.errors import Reason
+from pp1q_transport.forming import Formed
 from pp1q_transport.local import messages as m
+from pp1q_transport.seating import Seats
 from pp1q_transport.session.hello import Role, make_hello
 from pp1q_transport.session.leader import DRAFTING, Grant, LeaderSession
 from pp1q_transport.session.requests import Request, RequestTable
@@ -255,3 +257,20 @@ def test_a_token_is_on_its_way_before_its_row_and_only_if_it_can_be_one(position
     )
     port.take(m.PUT, (0, 0, 1, position, token, 1, 8, 0), memoryview(b""), 0)
     assert seen == order
+
+
+def test_a_seat_that_was_just_given_is_taken_in_the_eyes_of_the_others() -> None:
+    """What its peer says before its engine's next look is for it, and no other peer gets the seat."""
+    busy: list[set[int]] = []
+    events = [[Formed(SimpleNamespace(), SimpleNamespace(seat=1))], [], [], []]  # type: ignore[arg-type]
+
+    def poll(_now_ns: int, taken: set[int]) -> list[Formed]:
+        busy.append(set(taken))
+        return events[len(busy) - 1]
+
+    forming = SimpleNamespace(poll=poll, seat_for=lambda agreement: agreement.seat)
+    seats = Seats(forming, (1, 2))  # type: ignore[arg-type]
+    assert len(seats.poll(1, 0, busy=False)) == 1
+    seats.poll(2, 0, busy=False)
+    seats.poll(1, 0, busy=False)  # its engine could not make a session of it
+    assert busy == [set(), {1}, set()]

@@ -295,7 +295,7 @@ MORE_DEATHS += [(who, shape) for who in (("draft",), ("leader",), ("leader1", "d
 
 @pytest.mark.parametrize(
     ("victims", "shape"),
-    [*DEATHS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_DEATHS)],
+    (*DEATHS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_DEATHS)),
     ids=lambda value: value.mode if isinstance(value, Shape) else "-".join(value),
 )
 def test_a_rank_that_dies_costs_what_was_under_way_and_comes_back(victims: tuple[str, ...], shape: Shape) -> None:
