@@ -380,14 +380,16 @@ class DraftPeerBench(LeaderBench):
         self.assembler = Assembler(self.peer)
 
     def feed(self, data: bytes, now_ns: int = START_NS) -> Outcome:
-        said, refused = len(self.peer.stream), dict(self.counters.reasons)
+        tokens, refused = self._told(), dict(self.counters.reasons)
         outcome = super().feed(data, now_ns)
-        if len(self.peer.stream) > said:
+        if self._told() > tokens:
             assert not outcome.refused
-            words = {"open": "opened", "commit": "committed", "close": "closed", "reset": "reset", "step": "granted"}
-            return Outcome("", "", words.get(self.peer.stream[-1].kind, "told"))
+            return Outcome("", "", "told")
         counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
         return Outcome("frame", counted[0], "") if counted and not outcome.refused and not outcome.effect else outcome
+
+    def _told(self) -> int:
+        return sum(told.kind == "token" for told in self.peer.stream)
 
 
 class MemberBench(Bench):
