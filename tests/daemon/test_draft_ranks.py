@@ -75,12 +75,12 @@ def ready(bed: Bed) -> None:
     "shape",
     (
         dataclasses.replace(TWO, rounds=30, support=None),
-        dataclasses.replace(TWO, rounds=30, draft_ranks=3),
         SHARDS,
-        dataclasses.replace(SHARDS, support=None),
-        dataclasses.replace(SHARDS, mode="request-owner"),
+        pytest.param(dataclasses.replace(TWO, rounds=30, draft_ranks=3), marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(SHARDS, support=None), marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(SHARDS, mode="request-owner"), marks=pytest.mark.slow),
     ),
-    ids=("dense", "three", "shards", "dense-shards", "request-owner"),
+    ids=("dense", "shards", "three", "dense-shards", "request-owner"),
 )
 def test_every_proposal_is_ready_and_every_rank_was_told_each_token(shape: Shape) -> None:
     with Bed(shape) as bed:
@@ -287,9 +287,18 @@ def test_two_targets_have_a_link_each_behind_one_endpoint() -> None:
 # ---- what dies ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", (TWO, dataclasses.replace(SHARDS, rounds=1_000_000)), ids=("replicate", "shards"))
-@pytest.mark.parametrize("victims", (("draft1",), ("leader1",), ("draft",), ("leader",), ("leader1", "draft1")))
-def test_a_rank_that_dies_costs_what_was_under_way_and_comes_back(shape: Shape, victims: tuple[str, ...]) -> None:
+LASTING = dataclasses.replace(SHARDS, rounds=1_000_000)
+DEATHS = [(("draft1",), TWO), (("leader1",), TWO), (("draft1",), LASTING)]
+MORE_DEATHS = [(("leader1",), LASTING)]
+MORE_DEATHS += [(who, shape) for who in (("draft",), ("leader",), ("leader1", "draft1")) for shape in (TWO, LASTING)]
+
+
+@pytest.mark.parametrize(
+    ("victims", "shape"),
+    (*DEATHS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_DEATHS)),
+    ids=lambda value: value.mode if isinstance(value, Shape) else "-".join(value),
+)
+def test_a_rank_that_dies_costs_what_was_under_way_and_comes_back(victims: tuple[str, ...], shape: Shape) -> None:
     with Bed(shape) as bed:
         bed.start_all()
 
