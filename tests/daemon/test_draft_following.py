@@ -246,7 +246,7 @@ def test_a_token_is_on_its_way_before_its_row_and_only_if_it_can_be_one(position
 
     leader = SimpleNamespace(
         target=0,
-        session=SimpleNamespace(grants=[grant], terms=SimpleNamespace(vocab_size=64), put_row=put_row),
+        session=SimpleNamespace(grants=[grant], terms=SimpleNamespace(vocab_size=64, session=9), put_row=put_row),
         region=SimpleNamespace(memory=bytearray(64)),
         row_offset=lambda _slot, _row: 0,
         on_open=nothing, on_commit=nothing, on_reset=nothing, on_close=nothing,
@@ -255,7 +255,7 @@ def test_a_token_is_on_its_way_before_its_row_and_only_if_it_can_be_one(position
     port.ranks = SimpleNamespace(  # type: ignore[assignment]
         targets=[SimpleNamespace(token=lambda *_told: seen.append("token"))], flush=lambda: seen.append("flush")
     )
-    port.take(m.PUT, (0, 0, 1, position, token, 1, 8, 0), memoryview(b""), 0)
+    port.take(m.PUT, (9, 0, 0, 1, position, token, 1, 8, 0), memoryview(b""), 0)
     assert seen == order
 
 
