@@ -9,7 +9,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model check-units wheel check-wheel soak kills
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model mutants check-units wheel check-wheel soak kills
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -43,6 +43,9 @@ check-deploy:  ## what operators install, each file by the tool of its trade
 
 check-model:  ## every state of the Promela models, and their broken variants
 	scripts/check-model.sh
+
+mutants: .venv/.test-tools  ## deliberate bugs, one at a time: the tests must notice each (minutes)
+	$(BIN)/python scripts/mutants.py
 
 check-units: .venv/.installed  ## the real daemons under the real systemd units, in a container (root)
 	scripts/boot-units.sh
