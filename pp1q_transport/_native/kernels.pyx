@@ -330,6 +330,9 @@ cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) e
     return pp1q_top_k(&weights[0], <size_t>n, <size_t>k, &ids[0], scratch)
 
 
+include "target.pxi"
+
+
 # -- random numbers, copies, clock -------------------------------------------------------------------------------------
 
 
