@@ -155,7 +155,7 @@ int pp1q_target_sums(const pp1q_target *target, double *sums);
 /* The exponent for weights of tree sum `sum`: sum * 2^exponent is in [2^50, 2^51). INT32_MIN for a sum without one. */
 int pp1q_target_exponent(double sum);
 uint64_t pp1q_target_weight(const pp1q_target *target, size_t index);
-/* Sums of the integer weights of every PP1Q_BLOCK tokens; returns their total. */
+/* Sums of the integer weights of every PP1Q_BLOCK tokens; returns their total, UINT64_MAX if one is above 2^52. */
 uint64_t pp1q_target_masses(const pp1q_target *target, uint64_t *masses);
 /* First index whose cumulative integer weight exceeds threshold, -1 if there is none. */
 int64_t pp1q_target_pick(const pp1q_target *target, const uint64_t *masses, uint64_t threshold);

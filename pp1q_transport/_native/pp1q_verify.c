@@ -103,8 +103,12 @@ uint64_t pp1q_target_masses(const pp1q_target *target, uint64_t *masses)
     double scale = power_of_two(target->exponent);
     for (size_t i = 0; i < target->n; i += PP1Q_BLOCK) {
         size_t n = target->n - i < PP1Q_BLOCK ? target->n - i : PP1Q_BLOCK;
-        masses[i / PP1Q_BLOCK] =
-            (uint64_t)pp1q_ops->fixed_sum(target->weights + bytes_of(target) * i, n, target->wide, scale);
+        double sum = pp1q_ops->fixed_sum(target->weights + bytes_of(target) * i, n, target->wide, scale);
+        if (!(sum <= 0x1p52)) { /* not exact any more */
+            total = UINT64_MAX;
+            break;
+        }
+        masses[i / PP1Q_BLOCK] = (uint64_t)sum;
         total += masses[i / PP1Q_BLOCK];
     }
     pp1q_fp_leave(saved);
