@@ -81,6 +81,8 @@ cpdef int q_to_counts(const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t n, u
 cpdef int allocate(const double[::1] weights, uint32_t[::1] counts) except? -1
 cpdef int block_sums(const double[::1] weights, double[::1] out) except? -1
 cpdef double tree_sum(const double[::1] sums) except? -1.0
+cpdef Py_ssize_t tree_nodes(const double[::1] sums, Py_ssize_t first, Py_ssize_t blocks, double[::1] out) except? -1
+cpdef double tree_root(const uint32_t[::1] edges, const double[::1] nodes) except? -1.0
 cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) except? -1
 
 cpdef (uint32_t, uint32_t, uint32_t, uint32_t) philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,

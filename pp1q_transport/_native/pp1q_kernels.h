@@ -128,6 +128,13 @@ int pp1q_cursor_finish(pp1q_cursor *cursor, uint64_t expected_digest, uint64_t e
 size_t pp1q_allocate_scratch_bytes(size_t n);
 int pp1q_block_sums(const double *weights, size_t n, double *out);
 double pp1q_tree_sum(double *sums, size_t n); /* destroys sums; 0.0 for n = 0 */
+/* The tree over `blocks` sums, of which a shard has [first, end): writes the sums of the fewest whole nodes that make those up
+ * (at most PP1Q_NODES) to out and returns how many. Destroys sums, which begin at block `first`. */
+#define PP1Q_NODES 128u
+size_t pp1q_tree_nodes(double *sums, size_t first, size_t end, size_t blocks, double *out);
+/* The root, from the nodes of all shards in order; shard s has the blocks [edges[s], edges[s+1]), the last edge is `blocks`. */
+double pp1q_tree_root(const uint32_t *edges, size_t shards, const double *nodes);
+size_t pp1q_tree_node_count(size_t first, size_t end, size_t blocks);
 int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch);
 /* The second half of pp1q_allocate: weights known good, total >= each of them. A total that is not theirs is refused as
  * inconsistent. No bracket of the floating-point mode. */

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ..errors import Reason
 from . import oracle
@@ -45,6 +45,35 @@ def residual(weights: Sequence[int], total: int, counts: Sequence[int]) -> list[
 def pick(masses: Sequence[int], threshold: int) -> int:
     """First index whose cumulative mass exceeds the threshold, -1 if there is none."""
     return next((index for index, cumulative in enumerate(accumulate(masses)) if cumulative > threshold), -1)
+
+
+def tree_nodes(first: int, end: int, blocks: int) -> list[tuple[int, int]]:
+    """The fewest whole nodes (level, index) of the tree over `blocks` leaves that make up the leaves [first, end).
+
+    Node (l, i) covers the leaves from i * 2^l up to (i + 1) * 2^l or the last: an odd one is carried up unchanged.
+    """
+    nodes = []
+    while first < end:
+        level = 0
+        while first % (2 << level) == 0 and min(first + (2 << level), blocks) <= end and (1 << level) < blocks:
+            level += 1
+        nodes.append((level, first >> level))
+        first = min(first + (1 << level), blocks)
+    return nodes
+
+
+def tree_root(edges: Sequence[int], nodes: Sequence[float]) -> float:
+    """The root from the nodes of all shards in order; shard s has the leaves [edges[s], edges[s + 1])."""
+    covers = [node for first, end in pairwise(edges) for node in tree_nodes(first, end, edges[-1])]
+    known = dict(zip(covers, nodes, strict=True))
+
+    def at(level: int, index: int) -> float:
+        if (level, index) in known:
+            return known[level, index]
+        left, right = at(level - 1, 2 * index), 2 * index + 1
+        return left + at(level - 1, right) if right << (level - 1) < edges[-1] else left
+
+    return at((edges[-1] - 1).bit_length(), 0)
 
 
 def greedy_commit(drafts: Sequence[int], winners: Sequence[int]) -> list[int]:

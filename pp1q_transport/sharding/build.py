@@ -95,11 +95,11 @@ def _one_hot(shard: Shard, scores: NDArray[np.float64], highest: float) -> Steps
 def tree_total(shard: Shard, code: int, sums: NDArray[np.float64], largest: float) -> Steps[tuple[float, float]]:
     """The tree's total over all shards and the largest weight; raises `InvalidQ(invalid_weights)` if any rank's `code` says so.
     One GATHER of a few dozen FP64."""
-    own = np.zeros(2) if code else np.concatenate(([1.0, largest], node_values(shard, sums)))
+    own = np.zeros(2) if code else node_values(shard, sums, (1.0, largest))
     gathered = yield from all_gather("tree nodes", own)
     if any(part[0] != 1.0 for part in gathered):
         raise _refuse("a weight is NaN, infinite or negative")
-    return root(all_shards(shard), [part[2:] for part in gathered]), max(float(part[1]) for part in gathered)
+    return root(shard.edges, [part[2:] for part in gathered]), max(float(part[1]) for part in gathered)
 
 
 def allocate_sharded(shard: Shard, weights: npt.ArrayLike) -> Steps[ShardRow]:
@@ -192,7 +192,7 @@ def allocate_top_k_sharded(shard: Shard, weights: npt.ArrayLike, k: int) -> Step
     counts = allocate(values[chosen])
     support, counts = global_ids[chosen][counts != 0], counts[counts != 0]
     masses = []
-    for other in all_shards(shard):
+    for other in all_shards(shard.edges):
         start, end = np.searchsorted(support, (other.first_id, other.end_id))
         masses.append(int(counts[start:end].sum(dtype=np.uint64)))
         if other.rank == shard.rank:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -84,7 +85,7 @@ def shards_of(edges: Sequence[int]) -> tuple[Shard, ...]:
         raise LocalMisuse(f"shards must tile a vocabulary from 0: {given}")
     if any(edge % BLOCK and edge != given[-1] for edge in given):
         raise LocalMisuse(f"edges between shards must be multiples of {BLOCK}: {given}")
-    return tuple(Shard(rank, given) for rank in range(len(given) - 1))
+    return all_shards(given)
 
 
 def all_max(what: str, value: float) -> Steps[float]:
@@ -107,55 +108,33 @@ def all_gather(what: str, values: Array) -> Steps[list[Array]]:
 # -- the fixed summation tree across ranks -----------------------------------------------------------------------------
 
 
-def cover(first: int, end: int, blocks: int) -> list[tuple[int, int]]:
-    """The fewest whole nodes (level, index) of the tree over `blocks` leaves that make up the leaves [first, end).
-
-    Node (l, i) covers the leaves from i * 2^l up to (i + 1) * 2^l or the last: an odd one is carried up unchanged.
-    """
-    nodes = []
-    while first < end:
-        level = 0
-        while first % (2 << level) == 0 and min(first + (2 << level), blocks) <= end and (1 << level) < blocks:
-            level += 1
-        nodes.append((level, first >> level))
-        first = min(first + (1 << level), blocks)
-    return nodes
+def node_values(shard: Shard, sums: NDArray[np.float64], before: Sequence[float] = ()) -> NDArray[np.float64]:
+    """Sums of the fewest whole nodes of the tree that make up the shard's blocks, from the sums of those, behind `before`: at
+    most two a level, so a few dozen in all whatever the size of the shard."""
+    edges = block_edges(shard.edges)
+    values = np.empty(len(before) + 128)
+    values[: len(before)] = before
+    found = kernels.tree_nodes(sums, int(edges[shard.rank]), int(edges[-1]), values[len(before) :])
+    return values[: len(before) + found]
 
 
-def node_values(shard: Shard, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of the shard's nodes (see `cover`), from the sums of its blocks; at most two a level, so a few dozen in all."""
-    first, end, blocks = _leaves(shard)
-    values = []
-    for level, index in cover(first, end, blocks):
-        start = (index << level) - first
-        values.append(kernels.tree_sum(sums[start : start + (1 << level)]))
-    return np.array(values, np.float64)
+def root(edges: tuple[int, ...], values: Sequence[NDArray[np.float64]]) -> float:
+    """The sum over all shards, added in the order of the tree: the very bits that one process gets."""
+    return kernels.tree_root(block_edges(edges), np.concatenate(values))
 
 
-def root(shards: Sequence[Shard], values: Sequence[NDArray[np.float64]]) -> float:
-    """The sum over all leaves, added in the order of the tree: the very bits that one process gets."""
-    known: dict[tuple[int, int], float] = {}
-    for shard, own in zip(shards, values, strict=True):
-        known.update(zip(cover(*_leaves(shard)), own.tolist(), strict=True))
-    _, _, blocks = _leaves(shards[-1])
-
-    def at(level: int, index: int) -> float:
-        if (level, index) in known:
-            return known[level, index]
-        left, right = at(level - 1, 2 * index), 2 * index + 1
-        return left + at(level - 1, right) if right << (level - 1) < blocks else left
-
-    return at((blocks - 1).bit_length(), 0)
+@lru_cache(maxsize=64)
+def block_edges(edges: tuple[int, ...]) -> NDArray[np.uint32]:
+    """Where the shards begin, in blocks of the tree, and how many blocks there are."""
+    found = np.array([-(-edge // BLOCK) for edge in edges], np.uint32)
+    found.flags.writeable = False
+    return found
 
 
-def _leaves(shard: Shard) -> tuple[int, int, int]:
-    blocks = -(-shard.edges[-1] // BLOCK)
-    return -(-shard.first_id // BLOCK), -(-shard.end_id // BLOCK), blocks
-
-
-def all_shards(shard: Shard) -> tuple[Shard, ...]:
+@lru_cache(maxsize=64)
+def all_shards(edges: tuple[int, ...]) -> tuple[Shard, ...]:
     """The shards of all ranks."""
-    return tuple(Shard(rank, shard.edges) for rank in range(len(shard.edges) - 1))
+    return tuple(Shard(rank, edges) for rank in range(len(edges) - 1))
 
 
 # -- all ranks in one process ------------------------------------------------------------------------------------------

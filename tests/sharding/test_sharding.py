@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pp1q_transport import dyadic, sharding
-from pp1q_transport._native import kernels
+from pp1q_transport._native import kernels, verify_oracle
 from pp1q_transport.dyadic import MASS
 from pp1q_transport.errors import InvalidQ, LocalMisuse, Reason
 from pp1q_transport.rng import Domain, draw64
 from pp1q_transport.sharding import Exchange, Op, Shard, ShardRow, Steps, Traffic, emulate, shards_of
-from pp1q_transport.sharding.exchange import cover, node_values, root
+from pp1q_transport.sharding.exchange import block_edges, node_values, root
 from pp1q_transport.verify import FastTarget, KeyGuard, QRow, verify_chain_fast
 
 END = 1 << 64
@@ -187,11 +187,17 @@ def test_local_normalisation_would_differ() -> None:
 @QUICK
 @given(splits(200), st.integers(0, 2**32))
 def test_the_root_is_the_tree_s(shards: tuple[Shard, ...], seed: int) -> None:
-    blocks = -(-shards[-1].end_id // 32)
-    sums = np.exp(np.random.default_rng(seed).normal(size=blocks) * 20)
-    own = [node_values(s, sums[-(-s.first_id // 32) : -(-s.end_id // 32)]) for s in shards]
-    assert root(shards, own) == kernels.tree_sum(sums)
-    assert sum(len(values) for values in own) <= 2 * len(shards) * blocks.bit_length()
+    edges = block_edges(shards[0].edges)
+    sums = np.exp(np.random.default_rng(seed).normal(size=int(edges[-1])) * 20)
+    own = [node_values(s, sums[edges[s.rank] : edges[s.rank + 1]]) for s in shards]
+    nodes = np.concatenate(own).tolist()
+    assert root(shards[0].edges, own) == kernels.tree_sum(sums) == verify_oracle.tree_root(edges.tolist(), nodes)
+    assert len(nodes) <= 2 * len(shards) * len(sums).bit_length()
+    for shard, values in zip(shards, own, strict=True):
+        first, end = int(edges[shard.rank]), int(edges[shard.rank + 1])
+        covered = verify_oracle.tree_nodes(first, end, len(sums))
+        leaves = [sums[index << level : min((index + 1) << level, len(sums))] for level, index in covered]
+        assert values.tolist() == [kernels.tree_sum(part) for part in leaves]
 
 
 def test_nodes_cover_their_leaves_once() -> None:
@@ -200,10 +206,33 @@ def test_nodes_cover_their_leaves_once() -> None:
             for end in range(first, blocks + 1):
                 leaves = [
                     leaf
-                    for level, index in cover(first, end, blocks)
+                    for level, index in verify_oracle.tree_nodes(first, end, blocks)
                     for leaf in range(index << level, min((index + 1) << level, blocks))
                 ]
                 assert leaves == list(range(first, end))
+                out = np.empty(128)
+                found = kernels.tree_nodes(np.ones(end - first), first, blocks, out)
+                assert found == len(verify_oracle.tree_nodes(first, end, blocks))
+                assert out[:found].sum() == end - first
+
+
+@pytest.mark.parametrize(
+    "call",
+    (
+        lambda: kernels.tree_nodes(np.ones(3), 0, 2, np.empty(128)),
+        lambda: kernels.tree_nodes(np.ones(3), -1, 9, np.empty(128)),
+        lambda: kernels.tree_nodes(np.ones(3), 7, 9, np.empty(128)),
+        lambda: kernels.tree_nodes(np.ones(3), 0, 3, np.empty(127)),
+        lambda: kernels.tree_root(np.array([0], np.uint32), np.empty(0)),
+        lambda: kernels.tree_root(np.array([1, 2], np.uint32), np.empty(1)),
+        lambda: kernels.tree_root(np.array([0, 2, 1], np.uint32), np.empty(1)),
+        lambda: kernels.tree_root(np.array([0, 2], np.uint32), np.empty(2)),
+        lambda: kernels.tree_root(np.array([0, 1 << 31], np.uint32), np.empty(1)),
+    ),
+)
+def test_the_binding_checks_the_tree(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        call()
 
 
 # -- verification ------------------------------------------------------------------------------------------------------
