@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ class Op(str, Enum):
     GATHER = "gather"  # all arrays in the order of ranks; their lengths may differ
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """One rank's part in one collective: `value` is one-dimensional; `what` names the step, the same on every rank."""
 
     op: Op

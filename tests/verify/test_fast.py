@@ -171,6 +171,21 @@ def test_float32_has_the_tree_of_its_float64() -> None:
         assert narrow.tobytes() == broad.tobytes()
 
 
+def test_inputs_are_read_only() -> None:
+    """Rows of a slot are read-only views, and stay what they were: no division in place, no normalisation."""
+    weights, counts = rows(9, 2000, np.float32)
+    few, _ = sparse(counts, 30)
+    for q in (dense(counts), few):
+        arrays = [array for array in (weights, q.values, q.ids) if array is not None]
+        before = [array.tobytes() for array in arrays]
+        for array in arrays:
+            array.flags.writeable = False
+        target = FastTarget(weights)
+        target.correct(q, END // 2)
+        verify_chain_fast([int(counts.argmax())], [q], lambda i: weights, 1, 1, 1, 1)
+        assert [array.tobytes() for array in arrays] == before
+
+
 @pytest.mark.parametrize("dtype", (np.float32, np.float64))
 @pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf, -1.0, -0.0))
 @pytest.mark.parametrize("at", (0, 31, 40, 1500))

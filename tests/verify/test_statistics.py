@@ -4,7 +4,7 @@ The test. N independent rounds give N first tokens (or pairs); f_v is the share 
 cells. It fails when |f_v - p_v| > epsilon for any v.
 
 False failures. Hoeffding bounds each cell by 2 exp(-2 N epsilon^2), so the right verifier fails with chance at most
-2 K exp(-2 N epsilon^2). epsilon is solved from ALPHA / RIGHT, so that all runs of right verifiers here together fail at most at
+2 K exp(-2 N epsilon^2). epsilon is solved from ALPHA / RUNS, so that all runs here that should pass do so together but for
 ALPHA = 1e-6.
 
 Power. A broken verifier has its own law, which is worked out below as exact fractions; some cell is off by delta. It passes only
@@ -32,7 +32,7 @@ from pp1q_transport.verify.rational import Law, Row, Tokens
 
 ROUNDS = 8_000
 ALPHA = BETA = 1e-6
-RIGHT = 6
+RUNS = 6 + 15  # of right verifiers, and of broken ones against their own laws
 SEED = 0x5EED
 FIRST = 7  # the position of the first draft
 ZERO = Fraction(0)
@@ -49,7 +49,7 @@ Q_ROW: Row = rational.row_of(Q.tolist(), MASS)
 
 def epsilon(cells: int, rounds: int = ROUNDS) -> float:
     """How far a share may be off."""
-    return math.sqrt(math.log(2 * cells * RIGHT / ALPHA) / (2 * rounds))
+    return math.sqrt(math.log(2 * cells * RUNS / ALPHA) / (2 * rounds))
 
 
 def delta_needed(cells: int, rounds: int = ROUNDS) -> float:
@@ -338,7 +338,8 @@ def test_the_acceptance_rate_would_not_have_told() -> None:
 
 
 def test_the_numbers_of_the_derivation() -> None:
-    assert 2 * SIZE * math.exp(-2 * ROUNDS * epsilon(SIZE) ** 2) <= ALPHA / RIGHT * (1 + 1e-9)
+    assert len(BROKEN) == RUNS - 6
+    assert 2 * SIZE * math.exp(-2 * ROUNDS * epsilon(SIZE) ** 2) <= ALPHA / RUNS * (1 + 1e-9)
     gap = delta_needed(SIZE) - epsilon(SIZE)
     assert math.exp(-2 * ROUNDS * gap**2) <= BETA * (1 + 1e-9)
     assert delta_needed(SIZE) < 0.065
