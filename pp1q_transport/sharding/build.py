@@ -92,14 +92,17 @@ def _one_hot(shard: Shard, scores: NDArray[np.float64], highest: float) -> Steps
     return weights
 
 
-def tree_total(shard: Shard, code: int, sums: NDArray[np.float64], largest: float) -> Steps[tuple[float, float]]:
-    """The tree's total over all shards and the largest weight; raises `InvalidQ(invalid_weights)` if any rank's `code` says so.
-    One GATHER of a few dozen FP64."""
-    own = np.zeros(2) if code else node_values(shard, sums, (1.0, largest))
-    gathered = yield from all_gather("tree nodes", own)
-    if any(part[0] != 1.0 for part in gathered):
+def tree_total(
+    shard: Shard, code: int, sums: NDArray[np.float64], largest: float
+) -> Steps[tuple[float, list[NDArray[np.float64]]]]:
+    """The tree's total over all shards, and what was gathered for it: each rank's `largest`, then its nodes. One GATHER.
+
+    Raises `InvalidQ(invalid_weights)` if any rank's `code` says so: that rank sends nothing.
+    """
+    gathered = yield from all_gather("tree nodes", np.empty(0) if code else node_values(shard, sums, (largest,)))
+    if not all(map(len, gathered)):
         raise _refuse("a weight is NaN, infinite or negative")
-    return root(shard.edges, [part[2:] for part in gathered]), max(float(part[1]) for part in gathered)
+    return root(shard.edges, [part[1:] for part in gathered]), gathered
 
 
 def allocate_sharded(shard: Shard, weights: npt.ArrayLike) -> Steps[ShardRow]:
@@ -111,10 +114,10 @@ def allocate_sharded(shard: Shard, weights: npt.ArrayLike) -> Steps[ShardRow]:
     own = _own(shard, weights, "weights")
     sums = np.empty((own.size + 31) // 32)
     code = kernels.block_sums(own, sums) if own.size else 0
-    total, largest = yield from tree_total(shard, code, sums, float(own.max(initial=0.0)) if not code else 0.0)
-    with np.errstate(over="ignore"):
-        if total == 0.0 or np.isinf(total) or np.isinf(np.float64(largest) * MASS):
-            raise _refuse("the weights have no mass, or overflow")
+    total, gathered = yield from tree_total(shard, code, sums, float(own.max(initial=0.0)) if not code else 0.0)
+    largest = max(float(part[0]) for part in gathered)
+    if total == 0.0 or np.isinf(total) or np.isinf(largest * MASS):
+        raise _refuse("the weights have no mass, or overflow")
     scaled = own * float(MASS) / total
     floors = np.floor(scaled)
     remainders = scaled - floors

@@ -83,7 +83,7 @@ def accept_sharded(target: ShardTarget, token: int, q: QRow, u64: int | None) ->
         except InvalidQ as error:  # told to all, and raised by all
             count, code = 0, error.reason.code
         facts[1:] = target.row.weight(token - shard.first_id), count, code
-    noise, weight, count, code = (int(fact) for fact in (yield from all_sum("noise, weight and count", facts)))
+    noise, weight, count, code = (yield from all_sum("noise, weight and count", facts)).tolist()
     if code or count == 0:
         raise InvalidQ(Reason.from_code(code) if code else Reason.ZERO_Q_TOKEN, f"token {token}")
     return kernels.accept(noise, count, weight, target.total)
@@ -121,14 +121,15 @@ def correct_sharded(target: ShardTarget, q: QRow, u64: int | None) -> Steps[tupl
     mass = target.row.residual_mass()
     own = np.array([_noise(target.shard, u64), code, target.row.counts, mass >> 64, mass & _U64], np.uint64)
     gathered = yield from all_gather("noise and residual masses", own)
-    for part in gathered:
-        if part[1]:
-            raise InvalidQ(Reason.from_code(int(part[1])), "q at the rejected position")
-    counts = sum(int(part[2]) for part in gathered)
+    rows = [part.tolist() for part in gathered]
+    for row in rows:
+        if row[1]:
+            raise InvalidQ(Reason.from_code(row[1]), "q at the rejected position")
+    counts = sum(row[2] for row in rows)
     if counts != MASS:
         raise InvalidQ(Reason.MASS, f"counts sum to {counts}, not {MASS}")
-    masses = tuple((int(part[3]) << 64) | int(part[4]) for part in gathered)
-    noise = int(gathered[NOISE_OWNER][0])
+    masses = tuple((row[3] << 64) | row[4] for row in rows)
+    noise = rows[NOISE_OWNER][0]
     if not sum(masses):  # exact integers never do; p is what the rational path gives
         return (yield from pick_sharded(target, u64)), False
     threshold = (noise * sum(masses)) >> 64
