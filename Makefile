@@ -9,7 +9,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-units wheel check-wheel soak kills
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model check-units wheel check-wheel soak kills
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -41,6 +41,9 @@ test-pure: .venv/.test-tools  ## the session tests again, with the hot modules u
 check-deploy:  ## what operators install, each file by the tool of its trade
 	scripts/check-deploy.sh
 
+check-model:  ## every state of the Promela models, and their broken variants
+	scripts/check-model.sh
+
 check-units: .venv/.installed  ## the real daemons under the real systemd units, in a container (root)
 	scripts/boot-units.sh
 
@@ -53,6 +56,7 @@ check-wheel: .venv/.installed  ## the wheel, used where there is no compiler
 test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
 	scripts/check-deploy.sh
+	scripts/check-model.sh
 	scripts/check-wheel.sh
 	$(BIN)/python scripts/soak.py --seconds 180
 

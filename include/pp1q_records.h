@@ -30,8 +30,10 @@ enum pp1q_kind {
     PP1Q_RESET = 36,
     PP1Q_CLOSED = 37,
     PP1Q_STEP_FOR_DRAFT = 38,
+    PP1Q_TOKEN = 39,
     PP1Q_PUT = 48,
     PP1Q_FAIL = 49,
+    PP1Q_PUT_SHARD = 50,
     PP1Q_PING = 61,
     PP1Q_PONG = 62,
     PP1Q_BYE = 63,
@@ -155,6 +157,12 @@ struct pp1q_step_for_draft {
     uint32_t target, slot, slot_generation, request_generation, round, anchor, depth, representation, support, budget_us;
 };
 
+struct pp1q_token { /* to a draft's rank above 0: what rank 0 drew */
+    uint32_t target, slot, slot_generation, position;
+    int32_t token;
+    uint32_t zero;
+};
+
 /* draft -> daemon */
 
 struct pp1q_put {
@@ -165,6 +173,10 @@ struct pp1q_put {
 
 struct pp1q_fail {
     uint32_t target, slot, slot_generation, reason;
+};
+
+struct pp1q_put_shard { /* of a draft's rank above 0: its range of a row, for the token it was told */
+    uint32_t target, slot, slot_generation, position, entries, length, shard_mass, mass_before;
 };
 
 /* both */

@@ -29,7 +29,7 @@ from .session.negotiate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping, Sequence, Set
 
     from .counters import Counters
     from .keys import KeyConfig
@@ -108,7 +108,7 @@ class Forms(Protocol):
 
 class Forming:
     """Forms sessions, listening (`listen`) or connecting (`connect`): one at a time, or, listening as the coordinator of a rank
-    group, one for each member's rank (its seat). For one thread."""
+    group or the leader of a draft, one for each other rank (its seat). For one thread."""
 
     def __init__(
         self,
@@ -121,7 +121,10 @@ class Forming:
         persistent: bool,
         backoff_seed: int | None,
         stubborn: bool = False,
+        others: Sequence[Hello] = (),
     ) -> None:
+        """`others`: HELLOs of further targets behind a draft leader's endpoint, told apart by target_identity. Their seats follow
+        those of `hello`: that of a rank is its number plus group_size for each target before its own."""
         if (listen is None) == (connect is None):
             raise ConfigError("give exactly one of listen and connect")
         self.counters = counters
@@ -136,6 +139,7 @@ class Forming:
         self._peers: dict[int, bytes] = {} if connect is None else {0: b""}
         self._gone: dict[int, bytes] = {}  # by seat, who left it; somebody else may have it by the time that is told
         self._seated = hello.role.seats_ranks
+        self._first_seat = {each.target_identity: at * hello.group_size for at, each in enumerate((hello, *others))}
         self._connector: Connector | None = None
         self._kind = KINDS[hello.link_kinds[0]]
         self._dialer: ProvingDialer[Joined] | None = None
@@ -150,7 +154,7 @@ class Forming:
             self._control = ControlListener(listen, keys, counters=counters)
             address = self._control.address
             self._port = self._open_port(address.host if address.scheme == "tcp" else "127.0.0.1")
-            self._listener = Listener(hello, self._port.endpoint, encode_message, os.urandom, takes_options=takes_options)
+            self._listener = Listener(hello, self._port.endpoint, encode_message, os.urandom, takes_options, others)
         else:
             self._control = self._dial_control()
 
@@ -340,8 +344,8 @@ class Forming:
             self.counters.add("links_never_proven")
 
     def seat_for(self, agreement: Agreement) -> int:
-        """The seat of a session: the rank of a group's member; 0 where nobody has one."""
-        return agreement.theirs.rank if self._seated else 0
+        """The seat of a session: the rank of a group's member or draft's peer, see `others`; 0 where nobody has one."""
+        return self._first_seat[agreement.ours.target_identity] + agreement.theirs.rank if self._seated else 0
 
     def _proven(self, joined: Joined, agreement: Agreement, busy: Set[int], events: list[Event]) -> None:
         """A proof came. One joins one link: a copy of it, found in the same look at the port, is cut off."""

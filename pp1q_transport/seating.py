@@ -35,6 +35,8 @@ class Seats:
             number = self.forming.seat_for(event.agreement) if isinstance(event, Formed) else event.seat
             self._events[number].append(event)
         mine = self._events[seat][:]
+        if any(isinstance(event, Formed) for event in mine):
+            self._busy.add(seat)  # from now on, not from its engine's next look: what its peer says meanwhile is for it
         self._events[seat].clear()
         return mine
 

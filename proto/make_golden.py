@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from golden_maker import control, encoder, faults, group, story
+from golden_maker import control, encoder, faults, group, owned, story
 from golden_maker.encoder import ARGUMENTS, COMMON_FIELDS, WIDE
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -135,8 +135,9 @@ def _sessions_json() -> dict[str, Any]:
             "session": f"0x{s.session:016x}",
             "leader_nonce": f"0x{s.leader_nonce:016x}",
             "receiver_nonce": f"0x{s.receiver_nonce:016x}",
+            **({} if s.group_mode == "replicate" else {"group_mode": s.group_mode}),
         }
-        for s in (*story.SESSIONS, group.G64)
+        for s in (*story.SESSIONS, group.G64, owned.O64)
     }
     link = {
         "secret": control.SECRET.hex(),
@@ -164,9 +165,9 @@ def _inline(value: Any) -> str:
 
 def golden_files() -> dict[str, bytes]:
     """Every golden file by name."""
-    valid = [*story.valid(), *group.valid()]
+    valid = [*story.valid(), *group.valid(), *owned.valid()]
     files = {"sessions.json": _text(_sessions_json())}
-    for vector in [*valid, *faults.invalid(valid, group.faults), *control.proofs()]:
+    for vector in [*valid, *faults.invalid(valid, group.faults, owned.faults), *control.proofs()]:
         if f"{vector.name}.json" in files:
             raise ValueError(f"two vectors are named {vector.name}")
         files[f"{vector.name}.bin"] = vector.frame.encode() if vector.stored else vector.frame.header()

@@ -81,17 +81,23 @@ def demo(
 @click.command(hidden=True)
 @click.option("--connect", default="")
 @click.option("--attach", "socket", default="")
+@click.option("--rank", type=int, default=0)
 @click.option("--options", "packed", required=True)
 @click.option("-v", "--verbose", count=True)
 @command_errors
-def demo_draft(connect: str, socket: str, packed: str, verbose: int) -> None:
+def demo_draft(connect: str, socket: str, rank: int, packed: str, verbose: int) -> None:
     """The draft process of `pp1q demo` (embedded) or `pp1q demo-sidecar` (beside its daemon); started by them."""
     if socket:
         from ..toy import beside
         from ..toy.sidecar import Shape
 
         setup_logging(verbose)
-        beside.run_draft(Shape.unpacked(packed), socket)
+        if rank:
+            from ..toy.draft_rank import run_draft_rank
+
+            run_draft_rank(Shape.unpacked(packed), socket, rank)
+        else:
+            beside.run_draft(Shape.unpacked(packed), socket)
         return
     from ..toy.demo import run_draft
 

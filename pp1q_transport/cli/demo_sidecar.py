@@ -36,6 +36,7 @@ FREE_S: Final = 5.0
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise.")
 @click.option("--idle", type=click.Choice(["block", "spin", "spin-then-block"]), default="block", help="How everybody waits.")
 @click.option("--mode", type=click.Choice(MODES), default="replicate", help="How the ranks share q.")
+@click.option("--draft-ranks", type=click.IntRange(1, 8), default=1, help="Draft processes, each with a leader daemon.")
 @click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="Between the daemons.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
@@ -50,6 +51,7 @@ def demo_sidecar(
     seed: int,
     idle: str,
     mode: str,
+    draft_ranks: int,
     link: str,
     as_json: bool,
     verbose: int,
@@ -64,7 +66,7 @@ def demo_sidecar(
     from ..toy.sidecar import Deployment, Shape
 
     setup_logging(verbose - 1)
-    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link, mode=mode)
+    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link, mode=mode, draft_ranks=draft_ranks)
     started = time.monotonic()
     embedded = _embedded(shape)
     with Deployment(shape) as deployment:
@@ -176,6 +178,7 @@ def _as_json(
     first = reports[0]
     return {
         "ranks": shape.ranks,
+        "draft_ranks": shape.draft_ranks,
         "rounds": shape.rounds,
         "representation": "dense" if shape.support is None else "sparse",
         "ready": [report["ready"] for report in reports],
@@ -193,8 +196,10 @@ def _as_json(
 
 def _report(shape: Shape, result: dict[str, Any], seconds: float) -> str:
     what = "dense q" if shape.support is None else f"sparse q, top {shape.support}"
+    drafts = f", {shape.draft_ranks} of the draft" if shape.draft_ranks > 1 else ""
     lines = [
-        f"pp1q demo-sidecar: {2 + 2 * shape.ranks} processes, {shape.ranks} rank(s), vocabulary {shape.vocab_size}, {what}, "
+        f"pp1q demo-sidecar: {2 * (shape.draft_ranks + shape.ranks)} processes, {shape.ranks} rank(s){drafts}, "
+        f"vocabulary {shape.vocab_size}, {what}, "
         f"idle {shape.idle}",
         f"  rounds          {shape.rounds} embedded and {shape.rounds} beside daemons in {seconds:.1f} s",
     ]

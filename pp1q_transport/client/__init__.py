@@ -1,7 +1,7 @@
 """What draft and target processes call, beside a daemon or with the engine embedded in the caller's own process.
 
-`attach_leader` and `attach_receiver` beside a daemon, `open_leader` and `open_receiver` embedded; the same types come of both.
-Names are loaded on first use: a process beside a daemon needs neither the engine nor ZeroMQ. SPEC section 9.
+`attach_leader`, `attach_draft_peer` and `attach_receiver` beside a daemon, `open_leader` and `open_receiver` embedded; the same
+types come of both. Names are loaded on first use: a process beside a daemon needs neither the engine nor ZeroMQ. SPEC section 9.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..engine import EngineConfig, Idle, new_boot_nonce
     from ..session.negotiate import Role, make_hello
     from .attached_draft import AttachedLeader
+    from .attached_peer import AttachedDraftPeer, PeerStep
     from .attached_target import AttachedReceiver
     from .draft import Leader
     from .draft_side import DraftSide, Step
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
 _PACKAGE = __name__.rpartition(".")[0]
 _HOMES = {
+    "AttachedDraftPeer": "client.attached_peer",
     "AttachedLeader": "client.attached_draft",
     "AttachedReceiver": "client.attached_target",
     "DraftSide": "client.draft_side",
     "EngineConfig": "engine",
     "Idle": "engine",
     "Leader": "client.draft",
+    "PeerStep": "client.attached_peer",
     "Proposal": "client.proposal",
     "Q": "client.proposal",
     "Receiver": "client.target",
@@ -54,6 +57,13 @@ def attach_leader(path: str | Path, *, idle: Idle | str = "block") -> AttachedLe
     return AttachedLeader(path, str(getattr(idle, "value", idle)))
 
 
+def attach_draft_peer(path: str | Path, rank: int, *, idle: Idle | str = "block") -> AttachedDraftPeer:
+    """A rank above 0 of a tensor-parallel draft beside its daemon, at its Unix socket. Errors as for `attach_leader`."""
+    from .attached_peer import AttachedDraftPeer
+
+    return AttachedDraftPeer(path, rank, str(getattr(idle, "value", idle)))
+
+
 def attach_receiver(path: str | Path, rank: int = 0, *, idle: Idle | str = "block") -> AttachedReceiver:
     """The target side of `rank` beside its receiver daemon, at its Unix socket. Errors as for `attach_leader`."""
     from .attached_target import AttachedReceiver
@@ -62,15 +72,18 @@ def attach_receiver(path: str | Path, rank: int = 0, *, idle: Idle | str = "bloc
 
 
 __all__ = [
+    "AttachedDraftPeer",
     "AttachedLeader",
     "AttachedReceiver",
     "DraftSide",
     "TargetSide",
+    "attach_draft_peer",
     "attach_leader",
     "attach_receiver",
     "EngineConfig",
     "Idle",
     "Leader",
+    "PeerStep",
     "Proposal",
     "Q",
     "Receiver",

@@ -63,12 +63,12 @@ class AttachedLeader(AttachedSide, DraftSide):
     role = Role.LEADER_DRAFT
     hears = m.DAEMON_TO_DRAFT
 
-    def __init__(self, path: str | Path, idle: str = "block", backoff_seed: int | None = None) -> None:
+    def __init__(self, path: str | Path, idle: str = "block", backoff_seed: int | None = None, rank: int = 0) -> None:
         DraftSide.__init__(self)
         self._targets: list[_Target] = []
         self._turn = 0
         self._put_ns = 0  # when the last row was put, or the last STEP taken up
-        AttachedSide.__init__(self, path, 0, idle, backoff_seed)
+        AttachedSide.__init__(self, path, rank, idle, backoff_seed)
 
     # ---- the daemon's coming and going --------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@ from ..errors import InvalidQ, LocalMisuse, Reason
 from ..session.leader import DRAFTING, SENT, Grant
 from . import rows
 from .copying import HOLDS, LOOK_NS, CopiesDown
+from .events import Events
 from .mapped import Mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
@@ -183,21 +184,16 @@ def draw_u24(step: Step, position: int) -> int:
     return kernels.draw_u24(step.seed, 1, step.generation, step.round, position)
 
 
-class DraftSide(Mapped, ABC):
+class DraftSide(Events, Mapped, ABC):
     """What both leaders are: an iterator of STEPs, callbacks, and the way of a row."""
 
     counters: Counters
     log: Any
 
     def __init__(self) -> None:
+        Events.__init__(self)
         Mapped.__init__(self)
         self.copies = CopiesDown()
-        self._on_open: list[Callable[[int, list[int]], None]] = []
-        self._on_commit: list[Callable[[int, list[int]], None]] = []
-        self._on_reset: list[Callable[[int, Reason], None]] = []
-        self._on_close: list[Callable[[int], None]] = []
-        self.event_target = 0
-        """Inside a callback: the index of the target whose request it is about."""
 
     # ---- what a leader adds -------------------------------------------------------------------------------------
 
@@ -236,44 +232,12 @@ class DraftSide(Mapped, ABC):
 
     # ---- what they share ----------------------------------------------------------------------------------------
 
-    def on_open(self, callback: Callable[[int, list[int]], None]) -> None:
-        """Calls `callback(request, tokens)` for each OPEN: all committed tokens so far. Again after a reconnect."""
-        self._on_open.append(callback)
-
-    def on_commit(self, callback: Callable[[int, list[int]], None]) -> None:
-        """Calls `callback(request, new tokens)` for each COMMIT."""
-        self._on_commit.append(callback)
-
-    def on_reset(self, callback: Callable[[int, Reason], None]) -> None:
-        """Calls `callback(request, reason)` when speculative state of a request is void (RESET, CANCEL, a lost session)."""
-        self._on_reset.append(callback)
-
-    def on_close(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback(request)` when a request ended."""
-        self._on_close.append(callback)
-
     def __iter__(self) -> Iterator[Step]:
         """STEPs as they come, across reconnects; ends when this side is closed."""
         while not self.over:
             step = self.next_step()
             if step is not None:
                 yield step
-
-    def tell(self, kind: str, request: int, detail: object, target: int = 0) -> None:
-        """Calls the callbacks of one event: "open", "commit", "reset" or "close"."""
-        self.event_target = target
-        if kind == "open":
-            for opened in self._on_open:
-                opened(request, list(detail))  # type: ignore[call-overload]
-        elif kind == "commit":
-            for committed in self._on_commit:
-                committed(request, list(detail))  # type: ignore[call-overload]
-        elif kind == "reset":
-            for reset in self._on_reset:
-                reset(request, detail)  # type: ignore[arg-type]
-        else:
-            for closed in self._on_close:
-                closed(request)
 
     def put_row_of(
         self,

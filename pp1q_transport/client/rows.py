@@ -31,6 +31,22 @@ def valid(code: int) -> None:
         raise InvalidQ(Reason.from_code(code), "weights")
 
 
+def sparse_part(
+    ids: npt.NDArray[np.int32], counts: npt.NDArray[np.uint32], support: int, bounds: tuple[int, int]
+) -> None:
+    """As `sparse_valid` for one rank's part of a row: IDs within `bounds` [first, end), none at all perhaps, any mass."""
+    shaped(ids, np.int32, None, "ids")
+    shaped(counts, np.uint32, None, "counts")
+    if len(ids) != len(counts) or len(ids) > support:
+        raise InvalidQ(Reason.SUPPORT_BOUNDS, f"{len(ids)} ids, {len(counts)} counts, at most {support}")
+    if np.any(ids[1:] <= ids[:-1]):
+        raise InvalidQ(Reason.ID_ORDER, "ids must rise strictly")
+    if len(ids) and (ids[0] < bounds[0] or ids[-1] >= bounds[1]):
+        raise InvalidQ(Reason.ID_RANGE, f"ids must be within {bounds[0]}..{bounds[1] - 1}, this rank's range")
+    if np.any(counts == 0):
+        raise InvalidQ(Reason.ZERO_ENTRY, "drop zero counts")
+
+
 def sparse_valid(ids: npt.NDArray[np.int32], counts: npt.NDArray[np.uint32], support: int, vocab_size: int) -> None:
     """Raises `LocalMisuse` for wrong types, `InvalidQ` for what is no canonical sparse row (SPEC section 3)."""
     shaped(ids, np.int32, None, "ids")

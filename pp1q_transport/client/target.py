@@ -396,12 +396,10 @@ class Receiver(Endpoint, TargetSide):
         """Slots that became ready before that time and are still held go to QUARANTINE until they are released after all (SPEC
         section 4). Returns how many."""
         session = self.session
-        if session is None or self._table is None:
-            return 0
-        late = [slot for slot in self._table.slots if slot.state == st.READY and slot.ready_ns < ready_before_ns]
+        late = session.held_since(ready_before_ns) if session is not None else []
         for slot in late:
-            self.counters.add("overdue")
             self.engine.log.warning("overdue", slot=slot.index, generation=slot.generation, request=slot.request)
+            assert session is not None
             session.overdue(slot)
         return len(late)
 

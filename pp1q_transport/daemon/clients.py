@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
 BYTES_A_LOOK: Final = 1 << 20
+OVERDUE_LOOK_NS: Final = 100_000_000
 
 
 class ClientPort(ABC):
@@ -32,6 +33,8 @@ class ClientPort(ABC):
     def __init__(self, role: str, counters: Counters) -> None:
         self.attached: Attached | None = None
         self.draining = False
+        self.release_after_ns = 0  # how long a target may hold a ready proposal; 0: for ever
+        self._overdue_look_ns = 0
         self.latency = Histogram()
         self.tail = Histogram()
         self.log: Any = logger(role=role)
@@ -65,6 +68,13 @@ class ClientPort(ABC):
     @abstractmethod
     def busy(self) -> bool:
         """Whether a drain must wait."""
+
+    def late_ns(self, now_ns: int) -> int:
+        """Proposals that were ready before this time and are still held are overdue; 0: look another time."""
+        if not self.release_after_ns or now_ns < self._overdue_look_ns:
+            return 0
+        self._overdue_look_ns = now_ns + OVERDUE_LOOK_NS
+        return now_ns - self.release_after_ns
 
     # ---- what they share ----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ..endpoints import Endpoint, parse_endpoint
 from ..errors import ConfigError, LocalMisuse
 from ..keys import is_key
 from ..session.hello import Hello, Role, make_hello
-from ..session.shards import range_of
+from ..session.shards import VOCABULARY, range_of
 from .settings import (
     GROUP_MODES,
     MAX_PEERS,
@@ -28,6 +28,7 @@ from .settings import (
     Changes,
     DaemonConfig,
     DaemonSettings,
+    DraftSettings,
     GroupSettings,
     IdleStrategy,
     KeySettings,
@@ -39,7 +40,8 @@ from .settings import (
 from .tables import Table, shown
 
 __all__ = [
-    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "GroupSettings", "IdleStrategy", "KeySettings",
+    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "DraftSettings", "GroupSettings", "IdleStrategy",
+    "KeySettings",
     "MetricsAddress", "PeerSettings", "SessionSettings", "WatchSettings", "load", "parse",
 ]  # fmt: skip
 
@@ -49,9 +51,10 @@ SOCKET_PATH_BYTES: Final = 107  # sun_path without its NUL
 SOCKET_MODES: Final = (0o600, 0o660)
 LINKS: Final = ("tcp", "shm")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-_TABLES: Final = ("daemon", "session", "keys", "peer", "group", "breaker", "watch")
+_TABLES: Final = ("daemon", "session", "keys", "peer", "group", "draft", "breaker", "watch")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LINE_NAMES: Final = re.compile(r"[ \t]*(\[{1,2}[\w.-]{1,64}\]{1,2}|[\w.-]{1,64}(?=[ \t]*=))")
+End = PeerSettings | GroupSettings | DraftSettings
 _UID_MOST: Final = (1 << 32) - 2  # the last one is "no user"
 _HELLO: Final = {item.name: item.default for item in fields(Hello)}
 
@@ -101,6 +104,8 @@ def parse(text: str, source: str) -> DaemonConfig:
     keys = _keys(Table(source, "[keys]", tables["keys"]), base) if "keys" in tables else None
     if daemon.role is Role.LEADER and "group" in tables:
         raise ConfigError(f"{source}: [group] is for receivers; a leader states group_size in its [[peer]]")
+    if daemon.role is Role.RECEIVER and "draft" in tables:
+        raise ConfigError(f"{source}: [draft] is for leaders; a receiver's ranks are under [group]")
     config = DaemonConfig(
         source=source,
         daemon=daemon,
@@ -110,6 +115,7 @@ def parse(text: str, source: str) -> DaemonConfig:
         group=_group(Table(source, "[group]", tables.get("group", {})), base),
         breaker=_breaker(Table(source, "[breaker]", tables.get("breaker", {}))),
         watch=_watch(Table(source, "[watch]", tables.get("watch", {}))),
+        draft=_draft(Table(source, "[draft]", tables.get("draft", {})), base),
     )
     _judge(config)
     return config
@@ -300,9 +306,31 @@ def _group(table: Table, base: Path) -> GroupSettings:
     size = table.integer("size", (1, MAX_RANKS), 1)
     rank = table.integer("rank", (0, size - 1), 0)
     mode = table.choice("mode", GROUP_MODES, "replicate")
+    listen, connect, server = _between_ranks(table, base, size, rank, "group")
+    table.done()
+    return GroupSettings(size=size, rank=rank, mode=mode, listen=listen, connect=connect, server=server)
+
+
+def _draft(table: Table, base: Path) -> DraftSettings:
+    size = table.integer("size", (1, MAX_RANKS), 1)
+    rank = table.integer("rank", (0, size - 1), 0)
+    listen, connect, server = _between_ranks(table, base, size, rank, "draft")
+    if rank == 0:
+        table.forbid("targets", "those of rank 0 are its [[peer]] entries")
+    targets = table.items("targets", MAX_PEERS, "names of rank 0's targets") or []
+    for name in targets:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            table.fail("targets", "a list of names, each 1..64 letters, digits, dots, dashes, underscores or @", name)
+    table.done()
+    names = tuple(str(name) for name in targets)
+    return DraftSettings(size=size, rank=rank, listen=listen, connect=connect, server=server, targets=names)
+
+
+def _between_ranks(table: Table, base: Path, size: int, rank: int, what: str) -> tuple[str | None, str | None, str | None]:
+    """How the ranks of a group or draft reach each other: (listen, connect, server) of one of them."""
     if size == 1:
-        table.forbid("listen", "a group of one has nobody to reach")
-        table.forbid("connect", "a group of one has nobody to reach")
+        table.forbid("listen", f"a {what} of one has nobody to reach")
+        table.forbid("connect", f"a {what} of one has nobody to reach")
     elif rank == 0:
         table.forbid("connect", "rank 0 listens for the other ranks")
     else:
@@ -312,9 +340,7 @@ def _group(table: Table, base: Path) -> GroupSettings:
         raise ConfigError(f"{table.where} {'listen' if rank == 0 else 'connect'} is missing")
     if connect is None:
         table.forbid("server", "only a rank that connects needs it")
-    server = _server(table, base)
-    table.done()
-    return GroupSettings(size=size, rank=rank, mode=mode, listen=listen, connect=connect, server=server)
+    return listen, connect, _server(table, base)
 
 
 def _breaker(table: Table) -> BreakerSettings:
@@ -343,7 +369,8 @@ def _watch(table: Table) -> WatchSettings:
 def _judge(config: DaemonConfig) -> None:
     source, count = config.source, len(config.peers)
     if config.daemon.role is Role.LEADER:
-        if count == 0:
+        _judge_draft(config)
+        if count == 0 and not config.draft.rank:
             raise ConfigError(f"{source}: a leader needs 1..{MAX_PEERS} [[peer]], there is none")
     elif config.group.rank > 0 and config.group.mode == "replicate":
         if count:
@@ -352,6 +379,34 @@ def _judge(config: DaemonConfig) -> None:
         raise ConfigError(f"{source}: this receiver needs exactly one [[peer]], its leader; there are {count}")
     _judge_groups(config)
     _judge_endpoints(config)
+
+
+def _judge_draft(config: DaemonConfig) -> None:
+    """Rank 0 of a draft alone faces the targets, or every rank has a link to the target's rank of the same number."""
+    source, draft = config.source, config.draft
+    if draft.size == 1:
+        return
+    for peer in config.peers:
+        one_each = peer.group_name is not None and peer.group.mode == VOCABULARY
+        if draft.rank and not (one_each and peer.group.rank == draft.rank and peer.group.size == draft.size):
+            raise ConfigError(
+                f'{source}: [[peer]] "{peer.name}" must have group_mode "vocabulary", group_size {draft.size} and group_rank '
+                f"{draft.rank} beside [draft] rank {draft.rank}: draft rank 0 alone has other targets"
+            )
+    if draft.rank and bool(config.peers) == bool(draft.targets):
+        how = "is not allowed with [[peer]]" if draft.targets else "is missing: it names the targets of draft rank 0"
+        raise ConfigError(f"{source}: [draft] targets {how}")
+    alone = [len(peers) == 1 and config.is_split(peers) for peers in config.targets()]
+    if any(alone) and not all(alone):
+        raise ConfigError(f"{source}: [draft] either every [[peer]] is group_rank 0 of a vocabulary group, or none is alone")
+    names = config.target_names()
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f'{source}: [draft] a [[peer]] and a group are both "{name}": its ranks could not tell them apart')
+        try:
+            config.draft_hello(1, name)
+        except ConfigError as fault:
+            raise ConfigError(f'{source}: [session] for the draft link of "{name}": {fault}') from None
 
 
 def _judge_groups(config: DaemonConfig) -> None:
@@ -364,6 +419,9 @@ def _judge_groups(config: DaemonConfig) -> None:
         size, mode = peers[0].group.size, peers[0].group.mode
         if any((peer.group.size, peer.group.mode) != (size, mode) for peer in peers):
             raise ConfigError(f'{config.source}: the [[peer]] entries of group "{name}" differ in group_size or group_mode')
+        shared = mode == VOCABULARY and config.draft.size == size
+        if shared and [peer.group.rank for peer in peers] == [config.draft.rank]:
+            continue  # each of the others is another draft rank's
         if sorted(peer.group.rank for peer in peers) != list(range(size)):
             ranks = ", ".join(str(peer.group.rank) for peer in peers)
             raise ConfigError(f'{config.source}: group "{name}" needs a [[peer]] for each group_rank 0..{size - 1}, not {ranks}')
@@ -377,9 +435,9 @@ def _judge_groups(config: DaemonConfig) -> None:
 
 def _judge_endpoints(config: DaemonConfig) -> None:
     source = config.source
-    ends: list[tuple[str, PeerSettings | GroupSettings]] = [(f'[[peer]] "{peer.name}"', peer) for peer in config.peers]
-    if config.group.listen or config.group.connect:
-        ends.append(("[group]", config.group))
+    ends: list[tuple[str, End]] = [(f'[[peer]] "{peer.name}"', peer) for peer in config.peers]
+    between: tuple[tuple[str, End], ...] = (("[group]", config.group), ("[draft]", config.draft))
+    ends += [(where, end) for where, end in between if end.listen or end.connect]
     seen: dict[str, str] = {}
     for where, end in ends:
         key = "listen" if end.listen is not None else "connect"
@@ -393,7 +451,7 @@ def _judge_endpoints(config: DaemonConfig) -> None:
     _judge_use(config, [end for _where, end in ends])
 
 
-def _judge_keys(config: DaemonConfig, where: str, end: PeerSettings | GroupSettings, address: Endpoint) -> None:
+def _judge_keys(config: DaemonConfig, where: str, end: End, address: Endpoint) -> None:
     source, keys = config.source, config.keys
     if end.server is not None and (keys is None or end.connect is None):
         raise ConfigError(f"{source}: {where} server is only for an end that connects, with [keys] own")
@@ -408,7 +466,7 @@ def _judge_keys(config: DaemonConfig, where: str, end: PeerSettings | GroupSetti
         raise ConfigError(f"{source}: [keys] server is missing: {where} connects, and must know whom to trust")
 
 
-def _judge_use(config: DaemonConfig, ends: Iterable[PeerSettings | GroupSettings]) -> None:
+def _judge_use(config: DaemonConfig, ends: Iterable[End]) -> None:
     """A key setting that nothing uses is a mistake about who connects to whom."""
     if config.keys is None:
         return

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..engine import Engine, EngineConfig
     from ..local.attach import Attached
     from ..session.leader import Grant
+    from .drafting import DraftRanks
     from .leading_group import ServedGroup
-
 
 
 class ServedLeader(Leader):
@@ -103,6 +103,7 @@ class DraftPort(ClientPort):
         self.bytes_sent = 0  # of rows
         self.whole_sent = 0  # proposals, all their rows
         self.leaders = leaders
+        self.ranks: DraftRanks | None = None  # of a tensor-parallel draft
         for leader in leaders:
             self._listen(leader)
 
@@ -111,23 +112,33 @@ class DraftPort(ClientPort):
         target = leader.target
 
         def opened(request: int, tokens: list[int]) -> None:
+            if self.ranks is not None:
+                self.ranks.targets[target].opened(request, array("i", tokens))
             self._opened(leader, request, _int32(tokens))
 
         def committed(request: int, tokens: list[int]) -> None:
+            if self.ranks is not None:
+                self.ranks.targets[target].committed(request, array("i", tokens))
             payload = _int32(tokens)
             self.send(m.COMMITTED_TOKENS, request, target, 0, 0, len(tokens), payload=payload)
 
         def reset(request: int, reason: Reason) -> None:
+            if self.ranks is not None:
+                self.ranks.targets[target].dead(request, reason)
             self.send(m.RESET, request, target, reason.code, 0, 0)
 
         def closed(request: int) -> None:
+            if self.ranks is not None:
+                self.ranks.targets[target].closed(request)
             self.send(m.CLOSED, request, target, 0)
 
         def edge(session: int, code: int) -> None:
             if session:
                 self.send(m.TARGET_UP, target, 0, session)
-            else:
-                self.send(m.TARGET_DOWN, target, code)
+                return
+            if self.ranks is not None:
+                self.ranks.targets[target].ended()
+            self.send(m.TARGET_DOWN, target, code)
 
         leader.on_edge = edge
         leader.on_open(opened)
@@ -164,9 +175,26 @@ class DraftPort(ClientPort):
             if leader.session is not None:
                 for grant in leader.session.grants:
                     leader.fail(grant, grant.generation, Reason.PEER_LOST)
+        self._sweep(Reason.PEER_LOST)
+
+    def _sweep(self, reason: Reason) -> None:
+        """The other ranks of the draft hear of proposals that were given up here."""
+        if self.ranks is not None:
+            for ranks in self.ranks.targets:
+                ranks.sweep(reason)
+            self.ranks.flush()
+
+    def lost_rank(self, target: int, grant: Grant, reason: Reason) -> None:
+        """Another rank of the draft does not follow this proposal."""
+        request = grant.request
+        self.leaders[target].fail(grant, grant.generation, reason)
+        self.counters.add("draft_ranks_lost")
+        self.send(m.RESET, request, target, reason.code, 0, 0)
 
     def after_records(self) -> None:
-        """Rows wait to be sent."""
+        """Tokens and rows wait to be sent, in this order."""
+        if self.ranks is not None:
+            self.ranks.flush()
         for leader in self.leaders:
             if leader.unsent():
                 leader.flush()
@@ -178,10 +206,13 @@ class DraftPort(ClientPort):
         if kind == m.PUT:
             self._put(*fields[:7])
             return
+        if kind != m.FAIL:
+            raise PeerFault(Reason.UNEXPECTED_KIND, "a shard of a row from draft rank 0, which puts whole ones")
         leader, grant = self._grant_of(fields[0], fields[1])
         if grant is not None:
             reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
             leader.fail(grant, fields[2], reason)
+            self._sweep(reason)
 
     def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader | ServedGroup, Grant | None]:
         if target >= len(self.leaders):
@@ -203,12 +234,18 @@ class DraftPort(ClientPort):
         if not 0 <= row < grant.depth:
             raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
         at = leader.row_offset(slot, row)
+        if self.ranks is not None and row == grant.rows and 0 <= token < session.terms.vocab_size:
+            self.ranks.targets[target].token(grant, position, token)
+            self.ranks.flush()  # a rank needs it for its part of the next row, which is computed already
+            if not grant.alive(generation):
+                return
         try:
             if session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length):
                 self.bytes_sent += length
                 self.whole_sent += row + 1 == grant.depth
         except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off
             leader.fail(grant, generation, Reason.CANCELLED)
+            self._sweep(Reason.CANCELLED)
             raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error
         except PeerFault as fault:  # the target's, who reads nothing: no fault of the draft's
             leader.give_up(fault.reason)
@@ -219,11 +256,27 @@ class DraftPort(ClientPort):
         """New STEPs go to the draft; those that there is none for are answered for it."""
         for leader in self.leaders:
             for grant in leader.take_grants():
-                if self.attached is None or self.draining:
-                    leader.fail(grant, grant.generation, Reason.CANCELLED if self.draining else Reason.PEER_LOST)
+                reason = self._refusal(leader, grant)
+                if reason is not None:
+                    leader.fail(grant, grant.generation, reason)
                     self.counters.add("steps_refused")
-                else:
+                elif grant.alive(grant.generation):
                     self._tell_step(leader, grant)
+        self._sweep(Reason.CANCELLED)
+
+    def _refusal(self, leader: ServedLeader | ServedGroup, grant: Grant) -> Reason | None:
+        """None once the STEP is every other rank's too; else why nobody drafts for it, decided before anything is drawn."""
+        if self.draining:
+            return Reason.CANCELLED
+        if self.attached is None:
+            return Reason.PEER_LOST
+        if self.ranks is None:
+            return None
+        ranks = self.ranks.targets[leader.target]
+        reason = ranks.may_step(grant)
+        if reason is None and not ranks.step(grant):
+            reason = Reason.REQUEST_UNKNOWN
+        return reason
 
     def _tell_step(self, leader: ServedLeader | ServedGroup, grant: Grant) -> None:
         self.send(

@@ -58,7 +58,8 @@ class ServedGroup:
         self.target = target
         self.counters = Counters()
         whole = terms_ahead(replace(configs[0].hello, group_mode=REPLICATE, rank=0))
-        self.group = LeaderGroup(whole, len(configs), self.counters)
+        here = [config.hello.rank for config in configs]
+        self.group = LeaderGroup(whole, configs[0].hello.group_size, self.counters, here)
         self.geometry = whole.geometry()
         self.region = Region(self.geometry.total_bytes, "pp1q-staging")
         self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down

@@ -13,7 +13,7 @@ from ..session.negotiate import Role
 from ..session.shards import REPLICATE
 
 if TYPE_CHECKING:
-    from .settings import DaemonConfig, GroupSettings, PeerSettings
+    from .settings import DaemonConfig, DraftSettings, GroupSettings, PeerSettings
 
 _LABEL: Final = 9
 _BOOT_NONCE: Final = 1  # no size depends on it
@@ -33,6 +33,8 @@ def meaning(config: DaemonConfig) -> list[str]:
     if config.group.size > 1:
         group = config.group
         lines.append(("group", f"rank {group.rank} of {group.size}, {group.mode}, {_way(config, group)}"))
+    if config.draft.size > 1:
+        lines.append(("draft", _draft(config)))
     lines.append(("metrics", metrics))
     if daemon.role is Role.RECEIVER and not config.group.rank:  # who decides whether a STEP is sent
         lines.append(("breaker", _breaker(config)))
@@ -41,7 +43,9 @@ def meaning(config: DaemonConfig) -> list[str]:
 
 def slot_bytes(config: DaemonConfig) -> int:
     """Bytes of slot memory of this daemon, for all of its targets."""
-    if config.daemon.role is Role.LEADER:  # a draft puts whole rows, whoever gets which part
+    if config.draft.rank:  # its own range of each row, or no row at all
+        hellos = [config.hello(peer, _BOOT_NONCE) for peer in config.peers]
+    elif config.daemon.role is Role.LEADER:  # a draft puts whole rows, whoever gets which part
         hellos = [replace(config.hello(peers[0], _BOOT_NONCE), group_mode=REPLICATE, rank=0) for peers in config.targets()]
     elif config.peers:
         hellos = [config.hello(config.peers[0], _BOOT_NONCE)]
@@ -52,6 +56,8 @@ def slot_bytes(config: DaemonConfig) -> int:
 
 def _slots(config: DaemonConfig) -> str:
     session = config.session
+    if config.draft.rank and not config.peers:
+        return "none: draft rank 0 alone sends rows"
     targets = f" for each of {len(config.targets())} targets" if len(config.targets()) > 1 else ""
     shape = f"depth {session.depth}, vocabulary {session.vocab_size}, {' and '.join(session.representations)}"
     return f"{session.max_slots} slots{targets} take {slot_bytes(config) / 1e6:.1f} MB: {shape}"
@@ -63,7 +69,14 @@ def _peer(config: DaemonConfig, peer: PeerSettings) -> str:
     return f"{peer.name}: {_way(config, peer)}, {peer.link} link{ranks}{split}"
 
 
-def _way(config: DaemonConfig, end: PeerSettings | GroupSettings) -> str:
+def _draft(config: DaemonConfig) -> str:
+    draft = config.draft
+    names = ", ".join(config.target_names())
+    rows = "sends its own range to" if config.draft_shards else "follows" if draft.rank else "draws for"
+    return f"rank {draft.rank} of {draft.size}, {rows} {names}, {_way(config, draft)}"
+
+
+def _way(config: DaemonConfig, end: PeerSettings | GroupSettings | DraftSettings) -> str:
     way = f"listens on {end.listen}" if end.listen is not None else f"connects to {end.connect}"
     return f"{way} {'without keys' if config.keys is None else 'with keys'}"
 

@@ -145,6 +145,14 @@ class MemberRank:
         else:
             self.table.release(slot, generation, self.member.rank, 0)
 
+    def quarantine_overdue(self, ready_before_ns: int) -> None:
+        """See `Receiver.quarantine_overdue`. Rank 0 grants the slot to nobody before this rank gave it back."""
+        session = self.session
+        for slot in session.held_since(ready_before_ns) if session is not None else ():
+            assert session is not None
+            self.engine.log.warning("overdue", slot=slot.index, generation=slot.generation, request=slot.request)
+            session.overdue(slot)
+
     def release_all(self) -> None:
         """The consumer is gone."""
         for slot in self.table.slots:
@@ -306,6 +314,9 @@ class MemberPort(ClientPort):
         self._tell_epoch()
         if self._agreed is not None:
             self._agree()
+        late_ns = self.late_ns(now_ns)
+        if late_ns:
+            rank.quarantine_overdue(late_ns)
 
     def _settle(self, request: int, outcome: Outcome) -> None:
         owed = self._owed.pop(request, 0)

@@ -9,7 +9,7 @@ that breaks a rule is cut off, and its slots and requests come back. SPEC sectio
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from .. import wire
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..session.breaker import Breaker
     from ..session.hub import RankGroup
 
-OVERDUE_LOOK_NS: Final = 100_000_000
-
 
 class TargetPort(ClientPort):
     """Serves the target process of rank 0, or of a group of one."""
@@ -39,8 +37,6 @@ class TargetPort(ClientPort):
         self.receiver = receiver
         self.breaker = breaker
         self.group = group
-        self.release_after_ns = 0  # how long a ready proposal may be held; 0: for ever
-        self._overdue_look_ns = 0
         self._told_epoch: tuple[int, int] = (0, 0)
         self._live: dict[int, ServedTicket] = {}
         self._queued: deque[tuple[int, tuple[Any, ...]]] = deque()  # STEPs that wait for slots which other ranks still read
@@ -272,9 +268,9 @@ class TargetPort(ClientPort):
             receiver.edges.clear()
         if self.group is not None:
             self._tell_epoch()
-        if self.release_after_ns and now_ns >= self._overdue_look_ns:
-            self._overdue_look_ns = now_ns + OVERDUE_LOOK_NS
-            receiver.quarantine_overdue(now_ns - self.release_after_ns)
+        late_ns = self.late_ns(now_ns)
+        if late_ns:
+            receiver.quarantine_overdue(late_ns)
 
     def _tell_epoch(self) -> None:
         group = self.group

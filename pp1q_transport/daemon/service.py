@@ -19,9 +19,11 @@ from ..local.attach import Role as ClientRole
 from ..logs import logger
 from ..session.breaker import Breaker
 from ..session.negotiate import Role
-from ..session.shards import GROUP_MODES, REPLICATE
+from ..session.shards import GROUP_MODES, REPLICATE, VOCABULARY
 from . import config as configuration
 from .discards import DiscardLines
+from .drafting import DraftRanks
+from .following import FollowedTarget, FollowPort
 from .grouping import GroupLinks
 from .leading import DraftPort, ServedLeader
 from .leading_group import ServedGroup
@@ -31,19 +33,21 @@ from .notify import Notifier
 from .owning import OwnMemberPort, OwnRank
 from .receiving import TargetPort
 from .served import ServedReceiver
+from .sharing import OwnShare
 from .status import Status, encode_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..local.attach import Attached
+    from ..session.hello import Hello
     from .clients import ClientPort
-    from .settings import BreakerSettings, DaemonConfig, PeerSettings
+    from .settings import BreakerSettings, DaemonConfig, DraftSettings, GroupSettings, PeerSettings
     from .status import BreakerStatus, ClientStatus, GroupStatus, SessionStatus
 
 CLIENT_ROLES: Final = {ClientRole.LEADER_DRAFT: "draft", ClientRole.RECEIVER_TARGET: "target"}
 NS: Final = 1_000_000_000
-End = ServedLeader | ServedGroup | ServedReceiver | MemberRank
+End = ServedLeader | ServedGroup | FollowedTarget | ServedReceiver | MemberRank
 
 
 class Service:
@@ -74,13 +78,17 @@ class Service:
         self._closers.append(self.server.close)
         self.ends: list[End] = []
         self.links: GroupLinks | None = None
+        self.ranks: DraftRanks | None = None
         self.port: ClientPort
-        if config.daemon.role is Role.LEADER:
+        if config.draft.rank:
+            self.port = self._build_followers()
+        elif config.daemon.role is Role.LEADER:
             self.port = self._build_leaders()
         elif config.group.rank:
             self.port = self._build_member()
         else:
             self.port = self._build_receiver()
+        self.port.release_after_ns = int(config.watch.release_after_s * NS)
         metrics = None
         if config.daemon.metrics is not None:
             from .metrics import MetricsPort  # and with it prometheus_client, which costs a restart some of its time
@@ -99,7 +107,7 @@ class Service:
             config.daemon.drain_s,
             metrics,
             notifier,
-            lone=self.config.group.size == 1,
+            lone=self.config.group.size == 1 and self.config.draft.size == 1,
         )
         self.loop.on_reload = self.reload
         self._discards = DiscardLines(self._log, lambda: self._sums()[1])
@@ -107,21 +115,18 @@ class Service:
         self._notifier = notifier
 
     def _engine_config(self, peer: PeerSettings) -> EngineConfig:
-        return EngineConfig(
-            hello=self.config.hello(peer, self._boot_nonce),
-            listen=peer.listen,
-            connect=peer.connect,
-            keys=self.config.keys_for(peer),
-            idle=Idle.BLOCK,
-            stubborn=True,
-        )
+        return self._engine(self.config.hello(peer, self._boot_nonce), peer)
+
+    def _engine(self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings) -> EngineConfig:
+        keys = self.config.keys_for(end)
+        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True)
 
     def _build_leaders(self) -> DraftPort:
         leaders: list[ServedLeader | ServedGroup] = []
         for peers in self.config.targets():
             configs = [self._engine_config(peer) for peer in peers]
             leader: ServedLeader | ServedGroup
-            if len(peers) > 1:
+            if self.config.is_split(peers):
                 leader = ServedGroup(configs, [peer.name for peer in peers], len(leaders))
             else:
                 leader = ServedLeader(configs[0], len(leaders), peers[0].name)
@@ -130,7 +135,28 @@ class Service:
             leader.region.seal_size()
             leaders.append(leader)
         self.ends.extend(leaders)
-        return DraftPort(leaders, self.counters)
+        port = DraftPort(leaders, self.counters)
+        if self.config.draft.size > 1:
+            configs = [self._draft_config(name) for name in self.config.target_names()]
+            self.ranks = port.ranks = DraftRanks(configs, leaders, self.counters, port.lost_rank)
+            self._closers.append(self.ranks.close)
+        return port
+
+    def _build_followers(self) -> FollowPort:
+        targets = []
+        for number, name in enumerate(self.config.target_names()):
+            peer = self.config.targets()[number][0] if self.config.peers else None
+            share = None if peer is None else OwnShare(self._engine_config(peer), peer.name)
+            target = FollowedTarget(self._draft_config(name), number, name, share)
+            self._closers.append(target.close)
+            if target.region is not None:
+                target.region.seal_size()
+            targets.append(target)
+        self.ends.extend(targets)
+        return FollowPort(targets, self.counters)
+
+    def _draft_config(self, target: str) -> EngineConfig:
+        return self._engine(self.config.draft_hello(self._boot_nonce, target), self.config.draft)
 
     def _build_receiver(self) -> TargetPort:
         engine_config = self._engine_config(self.config.peers[0])
@@ -144,20 +170,10 @@ class Service:
             self._closers.append(self.links.close)
             receiver.group = self.links.group
         group = self.links.group if self.links is not None else None
-        port = TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
-        port.release_after_ns = int(self.config.watch.release_after_s * NS)
-        return port
+        return TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
 
     def _group_config(self) -> EngineConfig:
-        group = self.config.group
-        return EngineConfig(
-            hello=self.config.group_hello(self._boot_nonce),
-            listen=group.listen,
-            connect=group.connect,
-            keys=self.config.keys_for(group),
-            idle=Idle.BLOCK,
-            stubborn=True,
-        )
+        return self._engine(self.config.group_hello(self._boot_nonce), self.config.group)
 
     def _build_member(self) -> MemberPort:
         if self.config.peers:
@@ -183,8 +199,12 @@ class Service:
                     served.append((end.own.engine, _nothing))
             elif isinstance(end, ServedReceiver):
                 served.append((end.engine, end.serve_once if self.links is None else self._serve_group))
+            elif isinstance(end, FollowedTarget):
+                served += [(end.engine, end.serve), *((engine, _nothing) for engine in end.engines[1:])]
             else:
                 served.extend((engine, engine.poll) for engine in end.engines)
+        if self.ranks is not None:
+            served.extend((link.engine, link.serve) for link in self.ranks.links)
         if self.links is not None:
             served.extend((link.engine, _nothing) for link in self.links.links)
         return served
@@ -206,6 +226,8 @@ class Service:
         wanted = ClientRole.LEADER_DRAFT if self.config.daemon.role is Role.LEADER else ClientRole.RECEIVER_TARGET
         if pending.role != wanted:
             self.server.refuse(pending, Reason.SEMANTIC_MISMATCH, f"this is a {self.config.daemon.role}'s daemon")
+        elif wanted == ClientRole.LEADER_DRAFT and pending.rank != self.config.draft.rank:
+            self.server.refuse(pending, Reason.IDENTITY_MISMATCH, f"this is the daemon of draft rank {self.config.draft.rank}")
         elif wanted == ClientRole.RECEIVER_TARGET and pending.rank != self.config.group.rank:
             self.server.refuse(pending, Reason.IDENTITY_MISMATCH, f"this is the daemon of rank {self.config.group.rank}")
         elif self.port.draining:
@@ -216,7 +238,7 @@ class Service:
             if self.port.attached is not None:
                 self.port.poll(now_ns)
                 self.port.detach(Reason.PEER_LOST)
-            regions = [(end.region.fd, end.region.size) for end in self.ends]
+            regions = [(end.region.fd, end.region.size) for end in self.ends if end.region is not None]
             try:
                 attached = self.server.accept(pending, self._geometry(), regions)
             except (ConfigError, PeerFault) as fault:  # it left, or this host has no descriptors for it
@@ -230,12 +252,17 @@ class Service:
         first = self.ends[0]
         if isinstance(first, OwnRank):
             hello = first.own.engine.config.hello
+        elif isinstance(first, FollowedTarget):
+            hello = first.engines[-1].config.hello  # a rank of a draft puts its range of each row, or none
         else:
             hello = first.engine.config.hello
-        if self.config.daemon.role is Role.LEADER:
+        if isinstance(first, ServedLeader | ServedGroup):
             hello = replace(hello, group_mode=REPLICATE, rank=0)  # a draft puts whole rows
         terms = terms_ahead(hello)
-        group = self.config.group
+        group: GroupSettings | DraftSettings = self.config.group
+        mode = GROUP_MODES.index(self.config.group.mode)
+        if self.config.draft.rank:
+            group, mode = self.config.draft, GROUP_MODES.index(VOCABULARY if self.config.draft_shards else REPLICATE)
         return Geometry(
             vocab_size=terms.vocab_size,
             depth=terms.depth,
@@ -245,7 +272,7 @@ class Service:
             dense_row_bytes=terms.dense_row_bytes,
             group_size=group.size,
             rank=group.rank,
-            group_mode=GROUP_MODES.index(group.mode),
+            group_mode=mode,
             flags=Flag.DENSE * terms.dense | Flag.SPARSE * terms.sparse | Flag.DRAW_PROOF * terms.draw_proof,
             targets=len(self.ends),
             max_context_tokens=terms.max_context_tokens,
@@ -276,10 +303,9 @@ class Service:
         self.loop.drain_s = settings.drain_s
         if self._set_level is not None:
             self._set_level(settings.log_level)
-        if isinstance(self.port, TargetPort):
-            if before.breaker != self.config.breaker:
-                self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
-            self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
+        if isinstance(self.port, TargetPort) and before.breaker != self.config.breaker:
+            self.port.breaker = _breaker_of(self.config.breaker, self._boot_nonce)
+        self.port.release_after_ns = int(self.config.watch.release_after_s * NS)
         self.counters.add("reloads")
         self._log.warning("reloaded", changed=list(changes.live))  # the answer to a signal: not only at log_level "info"
 
@@ -308,7 +334,12 @@ class Service:
         now_ns = monotonic_ns()
         totals, reasons, discards = self._sums()
         port, first = self.port, self.ends[0]
-        sums = [end.totals() for end in self.ends if not isinstance(end, ServedLeader | ServedGroup)]
+        sums = [end.totals() for end in self.ends if isinstance(end, ServedReceiver | MemberRank)]
+        sums += [
+            {"ready": end.share.whole_sent, "bytes_ready": end.share.bytes_sent}
+            for end in self.ends
+            if isinstance(end, FollowedTarget) and end.share is not None
+        ]
         if isinstance(port, DraftPort):
             sums.append({"ready": port.whole_sent, "bytes_ready": port.bytes_sent})
         status: Status = {
@@ -319,7 +350,7 @@ class Service:
             "uptime_s": (now_ns - self.started_ns) / NS,
             "draining": port.draining,
             "sessions": self._sessions(now_ns),
-            "slots": {} if isinstance(first, ServedLeader | ServedGroup) else first.slots_by_state(),
+            "slots": first.slots_by_state() if isinstance(first, ServedReceiver | MemberRank) else {},
             "clients": self._clients(now_ns),
             "group": self._group_status(),
             "breakers": self._breakers(),
@@ -339,7 +370,7 @@ class Service:
         return status
 
     def _sessions(self, now_ns: int) -> list[SessionStatus]:
-        """One for each peer, and, in a group, one for each link between its ranks."""
+        """One for each peer, and, in a group or a draft of several ranks, one for each link between these."""
         engines: list[Engine] = []
         for end in self.ends:
             if isinstance(end, ServedLeader | ServedGroup):
@@ -348,13 +379,24 @@ class Service:
                 engines.append(end.engine)
             elif isinstance(end, OwnRank):
                 engines.append(end.own.engine)
+            elif isinstance(end, FollowedTarget):
+                engines += end.engines[1:]
         peers = [peer for target in self.config.targets() for peer in target]
         ends = [(peer.name, peer.link, engine) for engine, peer in zip(engines, peers, strict=True)]
         if isinstance(self.ends[0], MemberRank):
             ends.append(("rank0", "tcp", self.ends[0].engine))
         if self.links is not None:
             ends += [(f"rank{link.rank}", "tcp", link.engine) for link in self.links.links]
+        ends += self._draft_links()
         return [_session_status(name, kind, engine, now_ns) for name, kind, engine in ends]
+
+    def _draft_links(self) -> list[tuple[str, str, Engine]]:
+        """(name, kind, engine) of the links between the ranks of the draft: by rank and, where there are several, by target."""
+        names = self.config.target_names() if self.config.draft.size > 1 else []
+        links = [(0, end.name, end.engine) for end in self.ends if isinstance(end, FollowedTarget)]
+        for name, ranks in zip(names, self.ranks.targets if self.ranks is not None else [], strict=False):
+            links += [(link.rank, name, link.engine) for link in ranks.links]
+        return [(f"draft{rank}" if len(names) == 1 else f"draft{rank}-{name}", "tcp", engine) for rank, name, engine in links]
 
     def _group_status(self) -> GroupStatus | None:
         settings, first = self.config.group, self.ends[0]
@@ -377,6 +419,7 @@ class Service:
     def _sums(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         sums: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
         own = [end.counters for end in self.ends if end.counters is not self.counters]
+        own += [end.share.counters for end in self.ends if isinstance(end, FollowedTarget) and end.share is not None]
         for counters in (self.counters, *own):
             for total, part in zip(sums, (counters.totals, counters.reasons, counters.discards), strict=True):
                 for name, amount in part.items():

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..keys import KeyConfig, connector_keys, listener_keys, load_secret
 from ..keys import public_key as one_key
 from ..session.hello import Hello, Role, make_hello
-from ..session.shards import GROUP_MODES, VOCABULARY
+from ..session.shards import GROUP_MODES, REPLICATE, VOCABULARY
 
 MAX_PEERS: Final = 16
 MAX_RANKS: Final = 8
@@ -98,6 +98,19 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings:
+    """[draft]: the ranks of one tensor-parallel draft. Rank 0 listens for the others when there are any; `targets` names those of
+    rank 0's that another rank follows, where it has no link of its own to them."""
+
+    size: int = 1
+    rank: int = 0
+    listen: str | None = None
+    connect: str | None = None
+    server: str | None = None  # instead of [keys] server
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
     """One [[peer]]: a daemon of the other role. Exactly one of `listen` and `connect` is its control endpoint."""
 
@@ -147,6 +160,7 @@ class DaemonConfig:
     group: GroupSettings
     breaker: BreakerSettings
     watch: WatchSettings
+    draft: DraftSettings = DraftSettings()
 
     def hello(self, peer: PeerSettings, boot_nonce: int) -> Hello:
         """The HELLO this daemon states to `peer`. Raises `ConfigError`."""
@@ -164,6 +178,34 @@ class DaemonConfig:
             found.setdefault(f"group {peer.group_name}" if split else f"peer {peer.name}", []).append(peer)
         return [sorted(peers, key=lambda peer: peer.group.rank) for peers in found.values()]
 
+    def target_names(self) -> list[str]:
+        """What the ranks of a draft call the targets, in this daemon's order: a peer by its name, ranks of a group by its."""
+        if self.draft.rank and not self.peers:
+            return list(self.draft.targets)
+        return [peers[0].group_name if self.is_split(peers) else peers[0].name for peers in self.targets()]  # type: ignore[misc]
+
+    @staticmethod
+    def is_split(peers: list[PeerSettings]) -> bool:
+        """Whether a target's rows are split between its ranks."""
+        return peers[0].group_name is not None and peers[0].group.mode == VOCABULARY
+
+    @property
+    def draft_shards(self) -> bool:
+        """Whether every rank of the draft sends its own range of each row to the target's rank of the same number."""
+        if self.draft.size == 1 or not self.peers:
+            return False
+        return all(self.is_split(peers) and len(peers) == 1 for peers in self.targets())
+
+    def draft_hello(self, boot_nonce: int, target: str) -> Hello:
+        """The HELLO of this daemon's end of a link between ranks of its draft. There is one for each target, which the target's
+        identity names."""
+        options: dict[str, object] = {item.name: getattr(self.session, item.name) for item in fields(self.session)}
+        draft = self.draft
+        options["target_identity"] = f"{self.session.target_identity} at {target}"
+        options |= {"link_kinds": ("tcp",), "group_size": draft.size, "rank": draft.rank}
+        options["group_mode"] = VOCABULARY if self.draft_shards else REPLICATE
+        return make_hello(Role.DRAFT_PEER if draft.rank else Role.DRAFT_LEADER, boot_nonce, **options)
+
     def group_hello(self, boot_nonce: int) -> Hello:
         """The HELLO of this daemon's end of its group's links: the coordinator's at rank 0, a member's elsewhere."""
         options: dict[str, object] = {item.name: getattr(self.session, item.name) for item in fields(self.session)}
@@ -171,8 +213,8 @@ class DaemonConfig:
         options |= {"link_kinds": ("tcp",), "group_size": group.size, "group_mode": group.mode, "rank": group.rank}
         return make_hello(Role.MEMBER if group.rank else Role.COORDINATOR, boot_nonce, **options)
 
-    def keys_for(self, end: PeerSettings | GroupSettings) -> KeyConfig | None:
-        """The keys of this daemon's end towards a peer or its group, read from their files now. Raises `ConfigError`."""
+    def keys_for(self, end: PeerSettings | GroupSettings | DraftSettings) -> KeyConfig | None:
+        """The keys of this daemon's end towards a peer, group or draft, read from their files now. Raises `ConfigError`."""
         if self.keys is None:
             return None
         if end.connect is not None:
@@ -186,9 +228,8 @@ class DaemonConfig:
 
     def check_keys(self) -> None:
         """Reads every key file that this daemon will need. Raises `ConfigError`."""
-        ends: list[PeerSettings | GroupSettings] = [*self.peers]
-        if self.group.listen is not None or self.group.connect is not None:
-            ends.append(self.group)
+        ends: list[PeerSettings | GroupSettings | DraftSettings] = [*self.peers]
+        ends += [end for end in (self.group, self.draft) if end.listen is not None or end.connect is not None]
         for end in ends:
             try:
                 self.keys_for(end)
@@ -245,7 +286,8 @@ def _flat(tables: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 __all__ = [
-    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "GROUP_MODES", "GroupSettings", "IdleStrategy",
+    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "DraftSettings", "GROUP_MODES", "GroupSettings",
+    "IdleStrategy",
     "KeySettings", "LIVE", "MAX_PEERS", "MAX_RANKS", "MetricsAddress", "PeerSettings", "SessionSettings",
     "WatchSettings",
 ]  # fmt: skip

@@ -47,9 +47,11 @@ COMMITTED_TOKENS: Final = 35
 RESET: Final = 36
 CLOSED: Final = 37
 STEP_FOR_DRAFT: Final = 38
+TOKEN: Final = 39
 # draft -> daemon
 PUT: Final = 48
 FAIL: Final = 49
+PUT_SHARD: Final = 50
 # everyone
 PING: Final = 61
 PONG: Final = 62
@@ -137,10 +139,15 @@ TABLE: Final[dict[int, Message]] = {
         "u64 request u64 seed u64 target_context u64 trace_id u64 received_ns f64 temperature u32 target u32 slot "
         "u32 slot_generation u32 request_generation u32 round u32 anchor u32 depth u32 representation u32 support u32 budget_us",
     ),
+    TOKEN: _message("TOKEN", DAEMON_TO_DRAFT, "u32 target u32 slot u32 slot_generation u32 position i32 token u32 zero"),
     PUT: _message(
         "PUT", DRAFT, "u32 target u32 slot u32 slot_generation u32 position i32 token u32 entries u32 length u32 zero"
     ),
     FAIL: _message("FAIL", DRAFT, "u32 target u32 slot u32 slot_generation u32 reason"),
+    PUT_SHARD: _message(
+        "PUT_SHARD", DRAFT,
+        "u32 target u32 slot u32 slot_generation u32 position u32 entries u32 length u32 shard_mass u32 mass_before",
+    ),
     PING: _message("PING", TARGET | DRAFT, "u64 token"),
     PONG: _message("PONG", DAEMON_TO_TARGET | DAEMON_TO_DRAFT, "u64 token"),
     BYE: _message("BYE", _BOTH, "u32 reason u32 zero"),

@@ -10,12 +10,13 @@ judges all that as a leader would, the prefix digest included. One link serves o
 - calls `token` for every drawn token before the next row is computed, and before or after `put_row` of its own row;
 - reads `refused`: (slot, generation, reason) of STEPs that a peer can't follow, and gives those proposals up.
 
-A peer's owner reads `steps` and `events` as of a `LeaderSession`, and `tokens`: (grant, generation, position, token) in order.
+A peer's owner reads `stream`, in the order in which the leader said it: a process that follows must see a STEP before its tokens,
+and a commit between two STEPs where it was.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import wire
 from ..errors import LocalMisuse, Reason
@@ -34,8 +35,33 @@ if TYPE_CHECKING:
     from .terms import SessionTerms
 
 
+class Told(NamedTuple):
+    """One thing that the leader said. `kind` and `detail`: "open" and "commit" with tokens (array of int32), "close" with None,
+    "step" with a `Grant` that stays as it is, "reset" with (slot, slot_generation, reason), "token" with (slot, slot_generation,
+    position, token)."""
+
+    kind: str
+    request: int
+    detail: object
+
+
+_COPIED = (
+    "state", "generation", "request", "request_generation", "round", "anchor", "depth", "seed", "context", "representation",
+    "support", "temperature", "target_context", "budget_us", "trace_id", "received_ns", "rows",
+)  # fmt: skip
+
+
+def copy_of(grant: Grant) -> Grant:
+    """A grant as it is now: a session's own is its slot's, and becomes the slot's next one."""
+    copy = Grant(grant.slot, 0)
+    for name in _COPIED:
+        setattr(copy, name, getattr(grant, name))
+    return copy
+
+
 class DraftLeaderSession(SessionMachine):
-    """State of one session at the draft's leader, towards one peer. `requests` is the leader's own table."""
+    """State of one session at the draft's leader, towards one peer. `requests` is what the peer was told, as of now: a request's
+    tokens are those of the OPENs and COMMITs that went into this session, or will in the same breath."""
 
     def __init__(self, terms: SessionTerms, requests: RequestTable, counters: Counters) -> None:
         super().__init__(terms, requests, counters, terms.receiver_nonce, terms.leader_nonce)
@@ -96,9 +122,8 @@ class DraftLeaderSession(SessionMachine):
 
     def reset(self, grant: Grant, reason: Reason) -> None:
         """RESET: the grant's generation is dead."""
-        h = self._about(wire.RESET, grant)
-        h.subject = wire.STEP
-        h.status = reason.code
+        of, slot = grant, (grant.slot, grant.generation)
+        h = self.notice(wire.RESET, of.request, of.request_generation, of.round, *slot, reason.code)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
     def _about(self, kind: int, grant: Grant) -> Header:
@@ -141,7 +166,7 @@ class DraftPeerSession(LeaderSession):
 
     def __init__(self, terms: SessionTerms, requests: RequestTable, counters: Counters) -> None:
         super().__init__(terms, requests, counters)
-        self.tokens: list[tuple[Grant, int, int, int]] = []
+        self.stream: list[Told] = []
 
     def put_shard(
         self,
@@ -165,14 +190,8 @@ class DraftPeerSession(LeaderSession):
             return
         grant.state = DEAD
         self.counters.refuse(reason)
-        h = self.blank(wire.STATUS)
-        h.request = grant.request
-        h.request_generation = grant.request_generation
-        h.slot = grant.slot
-        h.slot_generation = grant.generation
-        h.round = grant.round
-        h.subject = wire.STEP
-        h.status = reason.code
+        of, slot = grant, (grant.slot, grant.generation)
+        h = self.notice(wire.STATUS, of.request, of.request_generation, of.round, *slot, reason.code)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
     # ---- what the assembler tells -------------------------------------------------------------------------------
@@ -189,7 +208,9 @@ class DraftPeerSession(LeaderSession):
     def finish(self, header: Header, now_ns: int) -> int:
         """See `FrameSink.finish`."""
         if header.kind != wire.TOKEN:
-            return super().finish(header, now_ns)
+            code = super().finish(header, now_ns)
+            self._order(header)
+            return code
         grant = self.grants[header.slot]
         if header.slot_generation > grant.generation:
             return -Reason.SLOT_STATE.code
@@ -202,8 +223,18 @@ class DraftPeerSession(LeaderSession):
         grant.rows += 1
         if grant.rows == grant.depth:
             grant.state = SENT
-        self.tokens.append((grant, grant.generation, header.position, header.token))
+        self.stream.append(Told("token", grant.request, (grant.slot, grant.generation, header.position, header.token)))
         return 0
+
+    def _order(self, header: Header) -> None:
+        """What this frame said goes behind everything said before it."""
+        for kind, request, detail in self.events:
+            if kind == "reset":
+                detail = (header.slot, header.slot_generation, detail)
+            self.stream.append(Told(kind, request, detail))
+        self.events.clear()
+        self.stream.extend(Told("step", step.request, copy_of(step)) for step in self.steps)
+        self.steps.clear()
 
     def _judge_token(self, grant: Grant, header: Header) -> int:
         if header.request != grant.request:

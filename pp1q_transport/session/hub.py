@@ -406,13 +406,7 @@ class HubSession(SessionMachine):
 
     def refuse_step(self, request: int, generation: int, round: int, reason: Reason) -> None:
         """STATUS about a STEP that was not sent."""
-        h = self.blank(wire.STATUS)
-        h.request = request
-        h.request_generation = generation
-        h.round = round
-        h.subject = wire.STEP
-        h.status = reason.code
-        self._send(h)
+        self._send(self.notice(wire.STATUS, request, generation, round, 0, 0, reason.code))
 
     def announce(self, action: Announce) -> None:
         """EPOCH."""

@@ -132,7 +132,12 @@ class LandingSession(SessionMachine):
     def overdue(self, slot: Slot) -> None:
         """A consumer kept a READY slot too long: QUARANTINE until it releases after all (SPEC section 4, Release)."""
         slot.move(st.OVERDUE)
+        self.counters.add("overdue")
         self.bound_quarantine()
+
+    def held_since(self, ready_before_ns: int) -> list[Slot]:
+        """The slots that became READY before that time and are still held."""
+        return [slot for slot in self.table.slots if slot.state == st.READY and slot.ready_ns < ready_before_ns]
 
     def tick(self, now_ns: int) -> None:
         """Invalidates every generation whose budget is spent at `now_ns`."""

@@ -324,14 +324,8 @@ class LeaderSession(SessionMachine):
         reason = Reason.from_code(code)
         self.counters.refuse(reason)
         self.news.append(("step_refused", reason, header.slot, header.slot_generation))
-        h = self.blank(wire.STATUS)
-        h.request = header.request
-        h.request_generation = header.request_generation
-        h.slot = header.slot
-        h.slot_generation = header.slot_generation
-        h.round = header.round
-        h.subject = wire.STEP
-        h.status = code
+        of, slot = header, (header.slot, header.slot_generation)
+        h = self.notice(wire.STATUS, of.request, of.request_generation, of.round, *slot, code)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
     def _landed_tokens(self, header: Header) -> tuple[int, array[int]]:

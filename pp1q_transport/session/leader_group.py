@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .terms import SessionTerms
 
 # What all STEPs of one slot generation must have in common, and the reason when they do not.
-_COMMON: Final = (
+COMMON: Final = (
     ("request", Reason.REQUEST_MISMATCH),
     ("request_generation", Reason.GENERATION_STALE),
     ("round", Reason.ROUND_MISMATCH),
@@ -54,9 +54,13 @@ class Joined(Grant):
 class LeaderGroup:
     """The links of one group. `terms` are those of whole rows (no shard); `requests` is rank 0's table, whose word counts."""
 
-    def __init__(self, terms: SessionTerms, size: int, counters: Counters) -> None:
+    def __init__(self, terms: SessionTerms, size: int, counters: Counters, here: Sequence[int] | None = None) -> None:
+        """`here`: the ranks whose links are this process's, rank 0 among them; the ranges of the others are sent by other ranks
+        of a tensor-parallel draft."""
         self.terms = terms
         self.size = size
+        self.here = tuple(range(size)) if here is None else tuple(here)
+        self._all_here = sum(1 << rank for rank in self.here)
         self.ranges = ranges(terms.vocab_size, size)
         self.counters = counters
         self.sessions: dict[int, LeaderSession] = {}
@@ -69,8 +73,8 @@ class LeaderGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank's link runs."""
-        return len(self.sessions) == self.size
+        """Whether the link of every rank that is here runs."""
+        return len(self.sessions) == len(self.here)
 
     @property
     def requests(self) -> RequestTable:
@@ -146,17 +150,17 @@ class LeaderGroup:
             session.fail(step, step.generation, Reason.from_code(joint.failed))
             return
         joint.arrived |= 1 << rank
-        for name, reason in _COMMON:
+        for name, reason in COMMON:
             if getattr(joint, name) != getattr(step, name):
                 self.counters.refuse(reason)
                 self._fail(joint, reason)
                 return
-        if joint.arrived == (1 << self.size) - 1:
+        if joint.arrived == self._all_here:
             joint.state = DRAFTING
             self.steps.append(joint)
 
     def _begin(self, joint: Joined, step: Grant) -> None:
-        for name, _reason in _COMMON:
+        for name, _reason in COMMON:
             setattr(joint, name, getattr(step, name))
         joint.generation = step.generation
         joint.target_context = step.target_context
@@ -227,6 +231,9 @@ class LeaderGroup:
     ) -> None:
         before = 0
         for rank, (entries, offset, length) in enumerate(parts):
+            if rank not in self.here:
+                before += masses[rank]
+                continue
             session = self.sessions[rank]
             own = session.grants[joint.slot]
             try:

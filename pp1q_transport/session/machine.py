@@ -69,6 +69,20 @@ class SessionMachine(FrameSink):
         h.payload_digest = xxh3_64(payload, 0, len(payload), h.payload_seed(self.terms.leader_nonce))
         self.outbox.frame(h, payload, 0, len(payload), NO_KEY)
 
+    def notice(
+        self, kind: int, request: int, request_generation: int, round: int, slot: int, slot_generation: int, code: int
+    ) -> Header:
+        """A RESET, CANCEL or STATUS about a STEP, with the code of its reason; slot and generation are 0 for one never sent."""
+        h = self.blank(kind)
+        h.request = request
+        h.request_generation = request_generation
+        h.round = round
+        h.slot = slot
+        h.slot_generation = slot_generation
+        h.subject = wire.STEP
+        h.status = code
+        return h
+
     def check_peer(self, header: Header) -> int:
         """0, or the code of the reason why this frame is not of this session's peer in this life."""
         if header.boot_nonce != self._theirs_nonce:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -268,10 +268,19 @@ class Connector:
 
 class Listener:
     """The side that answers HELLOs, each on its own: a refusal leaves nothing behind. With `takes_options`, `ours` are
-    maxima (`adopt`)."""
+    maxima (`adopt`). `others` are further HELLOs it answers with, each to those of its target_identity."""
 
-    def __init__(self, ours: Hello, data: str, encode: Encode, entropy: Entropy, takes_options: bool = False) -> None:
+    def __init__(
+        self,
+        ours: Hello,
+        data: str,
+        encode: Encode,
+        entropy: Entropy,
+        takes_options: bool = False,
+        others: Iterable[Hello] = (),
+    ) -> None:
         self.ours = ours
+        self._by_target = {each.target_identity: each for each in others}
         self.data = data
         self._encode = encode
         self._entropy = entropy
@@ -291,7 +300,8 @@ class Listener:
         judge_version(body if isinstance(body, Mapping) else {})  # before the keys: another version may have others
         message_kind(message)
         theirs = _hello_in(message)
-        ours = adopt(self.ours, theirs) if self._takes_options else self.ours
+        ours = self._by_target.get(theirs.target_identity, self.ours)
+        ours = adopt(ours, theirs) if self._takes_options else ours
         ours = replace(ours, link_nonce=self._entropy(NONCE_BYTES))
         check(ours, theirs)
         _judge_data(self.data, ours, theirs)

@@ -256,14 +256,7 @@ class ReceiverSession(LandingSession):
     def _tell_reset(self, slot: Slot, code: int) -> None:
         if self.opened is not None and slot.request not in self.opened:
             return
-        h = self.blank(wire.RESET)
-        h.request = slot.request
-        h.request_generation = slot.request_generation
-        h.slot = slot.index
-        h.slot_generation = slot.generation
-        h.round = slot.round
-        h.subject = wire.STEP
-        h.status = code
+        h = self.notice(wire.RESET, slot.request, slot.request_generation, slot.round, slot.index, slot.generation, code)
         self.outbox.frame(h, None, 0, 0, NO_KEY)
 
     def void(self, slot: Slot, reason: Reason) -> None:

@@ -45,11 +45,17 @@ class Shape:
     budget_us: int = 2_000_000
     think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
     mode: str = "replicate"  # how the ranks share the rows
+    draft_ranks: int = 1
 
     @property
     def own_links(self) -> bool:
         """Whether every rank has a link of its own to the leader."""
         return self.ranks > 1 and self.mode != "replicate"
+
+    @property
+    def draft_shards(self) -> bool:
+        """Whether every rank of the draft sends its own range of each row."""
+        return self.own_links and self.mode == "vocabulary" and self.draft_ranks == self.ranks
 
     def packed(self) -> str:
         """As one command-line argument."""
@@ -78,27 +84,35 @@ class Part:
 
 
 class Deployment:
-    """The processes of one deployment by name: "leader", "receiver0".., "draft", "target0"... A context manager."""
+    """The processes of one deployment by name: "leader", "receiver0".., "draft", "target0"..., and "leader1".. and "draft1".. for
+    more ranks of the draft. A context manager."""
 
     def __init__(self, shape: Shape, target_command: Mapping[int, list[str]] | None = None) -> None:
         self.shape = shape
         self._home = tempfile.TemporaryDirectory(prefix="pp1q-")
         self.home = Path(self._home.name)
         self.parts: dict[str, Part] = {}
-        ports = [f"tcp://127.0.0.1:{port}" for port in _free_ports(1 + (shape.ranks if shape.own_links else 1))]
-        self._write_configs(ports[1:], ports[0])
+        ports = [f"tcp://127.0.0.1:{port}" for port in _free_ports(2 + (shape.ranks if shape.own_links else 1))]
+        self._write_configs(ports[2:], ports[0], ports[1])
         module = [sys.executable, "-m", "pp1q_transport.cli"]
-        self._add("leader", [*module, "daemon", "--config", str(self.home / "leader.toml")])
+        for name in self._drafts("leader"):
+            self._add(name, [*module, "daemon", "--config", str(self.home / f"{name}.toml")])
         for rank in range(shape.ranks):
             self._add(f"receiver{rank}", [*module, "daemon", "--config", str(self.home / f"receiver{rank}.toml")])
         packed = shape.packed()
-        self._add("draft", [*module, "demo-draft", "--attach", self.socket("leader"), "--options", packed])
+        for rank, (name, daemon) in enumerate(zip(self._drafts("draft"), self._drafts("leader"), strict=True)):
+            place = ["--attach", self.socket(daemon), "--rank", str(rank)]
+            self._add(name, [*module, "demo-draft", *place, "--options", packed])
         for rank in range(shape.ranks):
             plain = [*module, "demo-target", "--attach", self.socket(f"receiver{rank}"), "--rank", str(rank), "--options", packed]
             self._add(f"target{rank}", (target_command or {}).get(rank, plain))
 
     def _add(self, name: str, command: list[str]) -> None:
         self.parts[name] = Part(name, command, log=self.home / f"{name}.log")
+
+    def _drafts(self, name: str) -> list[str]:
+        """The daemons ("leader") or processes ("draft") of the draft, by rank."""
+        return [f"{name}{rank or ''}" for rank in range(self.shape.draft_ranks)]
 
     def socket(self, name: str) -> str:
         """The Unix socket of a daemon."""
@@ -111,8 +125,8 @@ class Deployment:
 
     # ---- configurations -----------------------------------------------------------------------------------------
 
-    def _write_configs(self, links: list[str], group: str) -> None:
-        """`links` are the leader's endpoints: one for each rank that has a link to it."""
+    def _write_configs(self, links: list[str], group: str, draft: str) -> None:
+        """`links` are the leader's endpoints, one for each rank that has a link to it; at `draft` the ranks of the draft meet."""
         shape = self.shape
         size = {"size": shape.ranks, "mode": shape.mode}
         targets: list[dict[str, object]] = []
@@ -121,13 +135,25 @@ class Deployment:
             if shape.own_links:
                 far |= {"group": "group-a", "group_mode": shape.mode, "group_rank": rank}
             targets.append({"name": f"group-a{rank or ''}", "listen": link, "link": shape.link, **far})
-        self._write("leader", {"daemon": self._daemon("leader")}, targets)
+        self._write_drafts(targets, draft)
         for rank in range(shape.ranks):
             tables: dict[str, dict[str, object]] = {"daemon": self._daemon(f"receiver{rank}", role="receiver")}
             if shape.ranks > 1:
                 tables["group"] = {**size, "rank": rank, ("listen" if rank == 0 else "connect"): group}
             peers = [{"name": "leader", "connect": links[rank], "link": shape.link}] if rank < len(links) else []
             self._write(f"receiver{rank}", tables, peers)
+
+    def _write_drafts(self, targets: list[dict[str, object]], draft: str) -> None:
+        shape = self.shape
+        for rank, name in enumerate(self._drafts("leader")):
+            tables: dict[str, dict[str, object]] = {"daemon": self._daemon(name)}
+            peers = targets if not shape.draft_shards else [targets[rank]]
+            if shape.draft_ranks > 1:
+                tables["draft"] = {"size": shape.draft_ranks, "rank": rank, ("connect" if rank else "listen"): draft}
+            if rank and not shape.draft_shards:
+                named = ["group-a"] if shape.mode == "vocabulary" else [peer["name"] for peer in targets]
+                tables["draft"]["targets"], peers = named, []
+            self._write(name, tables, peers)
 
     def _daemon(self, name: str, role: str = "leader") -> dict[str, object]:
         return {"role": role, "name": name, "socket": self.socket(name), "idle": self.shape.idle, "drain_s": 2.0}
@@ -169,8 +195,9 @@ class Deployment:
             self.start(name)
         for name in self.daemons:
             self.wait_for_daemon(name)
-        self.start("draft")
-        self.wait_for_client("leader")
+        for name, daemon in zip(self._drafts("draft"), self._drafts("leader"), strict=True):
+            self.start(name)
+            self.wait_for_client(daemon)
         for rank in range(self.shape.ranks):
             self.start(f"target{rank}")
 

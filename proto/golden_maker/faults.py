@@ -311,6 +311,27 @@ class Faults:
                 temperature=value)  # fmt: skip
         add("step_no_budget", "limits_mismatch", step, "A budget of 0.", base, budget_us=0)
 
+    def draft_tokens(self) -> None:
+        """TOKENs that a draft peer refuses; all but a late one cost the link."""
+        base, link, position = "token", "link", self.frame("token").fields["position"]
+        add, flipped = self.add, self.flipped
+        granted = self.valid[base].before
+        add("token_boot_nonce", "boot_nonce", link, "An earlier life of the draft's leader.", base, **flipped(base, boot_nonce=1))
+        add("token_slot_bounds", "slot_bounds", link, "Slot 4 of 4.", base, slot=4)
+        add("token_future", "slot_state", link, "A generation that was never granted.", base, slot_generation=8)
+        add("token_stale", "generation_stale", "frame", "A generation that is over: dropped.", base, slot_generation=6)
+        add("token_dead", "generation_stale", "frame", "A generation that was reset: dropped.", base,
+            before=(*granted, "reset_to_leader"))  # fmt: skip
+        add("token_request", "request_mismatch", link, "Another request.", base, **flipped(base, request=1))
+        add("token_generation", "generation_stale", link, "Another generation of the request.", base, request_generation=2)
+        add("token_round", "round_mismatch", link, "Another round.", base, round=10)
+        add("token_context", "context_mismatch", link, "Another context.", base, **flipped(base, context=1))
+        add("token_early", "position_bounds", link, "The second position's before the first.", base, position=position + 1)
+        add("token_again", "position_bounds", link, "The first position's again.", base, before=(*granted, base))
+        add("token_draw_counter", "draw_mismatch", link, "A draw counter; this RNG ABI has none.", base, draw_counter=1)
+        add("drawn_beyond", "id_range", link, "Token 64 of a vocabulary of 64.", base, token=64)
+        add("drawn_negative", "id_range", link, "Token -1.", base, token=-1)
+
     def prefixes(self) -> None:
         """OPEN, COMMIT and CLOSE whose prefix does not hold together. The link goes: both sides disagree on it."""
         add, flipped, link = self.add, self.flipped, "link"
@@ -370,7 +391,7 @@ def invalid(valid: list[Vector], *more: Callable[[Faults], None]) -> list[Vector
     """Every invalid data-plane vector but the proofs; `more` adds those of other modules."""
     faults = Faults(valid)
     for part in (faults.header, faults.identity, faults.claims, faults.values, faults.completions, faults.steps,
-                 faults.prefixes):  # fmt: skip
+                 faults.draft_tokens, faults.prefixes):  # fmt: skip
         part()
     for other in more:
         other(faults)

@@ -42,6 +42,7 @@ class Session:
     prompt: tuple[int, ...]
     dense: bool = True
     sparse: bool = True
+    group_mode: str = "replicate"
 
     @property
     def dense_row_bytes(self) -> int:
@@ -61,7 +62,7 @@ class Vector:
     name: str
     summary: str
     session: Session
-    to: str  # receiver | leader | draft_peer | listener_port | connector_link
+    to: str  # receiver | leader | draft_peer | member | coordinator | listener_port | connector_link
     frame: Frame
     before: tuple[str, ...] = ()
     effect: str = ""  # of a valid frame
@@ -249,8 +250,9 @@ def _notices(tale: Story, step: Frame, tell: Any) -> None:
          "A failure that belongs to no proposal (slot_generation 0).", granted)  # fmt: skip
     tell("status_link_to_leader", "leader", tale.blank("STATUS", "receiver", status=LINK_ERROR), "noted",
          "A failure that belongs to no proposal.", granted)  # fmt: skip
-    token = tale.about("TOKEN", "leader", step, position=5, token=17, context=enc.context_digest(step.fields))
-    tell("token", "draft_peer", token, "", "The drawn token of position 5, for a tensor-parallel draft peer.", granted)
+    token = tale.about("TOKEN", "receiver", step, position=5, token=17, context=enc.context_digest(step.fields))
+    tell("token", "draft_peer", token, "told",
+         "The token drawn for position 5; here the session's receiver is the draft's leader, its leader the peer.", granted)
     tell("commit_target_only", "leader", _target_only(tale), "committed",
          "No proposal was used: the target's own token alone.", granted, tokens=[33])  # fmt: skip
     tell("close", "leader", tale.of_request("CLOSE", "receiver"), "closed", "The request ended.", ("open",))

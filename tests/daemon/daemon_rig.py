@@ -64,7 +64,11 @@ class Bed(Deployment):
     def sessions_up(self) -> None:
         """Waits until every session of every daemon runs."""
         for name in self.daemons:
-            self.until(lambda name=name: all(each["up"] for each in self.status(name)["sessions"]), f"sessions of {name}")
+            self.sessions_up_of(name)
+
+    def sessions_up_of(self, name: str) -> None:
+        """Waits until every session of one daemon runs."""
+        self.until(lambda: all(each["up"] for each in self.status(name)["sessions"]), f"sessions of {name}")
 
     def until(self, found: Callable[[], object], what: str, within_s: float = WATCHDOG_S) -> None:
         """Waits: a watchdog, not an assertion about speed."""

@@ -151,6 +151,33 @@ def test_shards_make_the_row_that_one_process_would_allocate_bit_for_bit(support
         assert sent == 5 * 3 * (((VOCAB - 512) * 4 + 63) // 64 * 64), "each rank is sent its own range alone"
 
 
+def slots_held(bed: Bed, name: str) -> int:
+    return sum(count for state, count in bed.status(name)["slots"].items() if state != "FREE")
+
+
+@pytest.mark.parametrize("mode", ("replicate", "vocabulary"))
+def test_a_rank_that_holds_a_proposal_too_long_quarantines_it_at_itself_and_at_rank_0(mode: str) -> None:
+    shape = dataclasses.replace(TWO, mode=mode, support=16)
+    watch = "\n[watch]\nrelease_after_s = 0.3\n"
+
+    def act(receiver: AttachedReceiver) -> None:
+        request = receiver.open_request(1, PROMPT, seed=5)
+        proposal = receiver.step(request, support=16, budget_us=PATIENT_US)
+        if receiver.rank:
+            for name in ("receiver1", "receiver0"):
+                bed.until(lambda name=name: bed.status(name)["slots"]["QUARANTINE"] == 1, f"overdue at {name}")
+            assert bed.counters("receiver1")["overdue"] == 1
+            assert proposal.q(0).values.size, "quarantine takes nothing from who still reads"
+        proposal.release()
+        for name in ("receiver1", "receiver0"):
+            bed.until(lambda name=name: slots_held(bed, name) == 0, f"free again at {name}")
+
+    with Bed(shape, tables={"receiver0": watch, "receiver1": watch}) as bed:
+        bed.up()
+        draft_beside(bed)
+        both(bed, act)
+
+
 def test_only_the_owner_can_read_q() -> None:
     def act(receiver: AttachedReceiver) -> None:
         for owner, request in enumerate([receiver.open_request(10 + i, PROMPT, seed=5 + i, owner=i) for i in range(2)]):

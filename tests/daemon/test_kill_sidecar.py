@@ -38,6 +38,19 @@ def test_ranks_with_links_of_their_own_survive_every_death(mode: str, capsys: py
             print(f"\n{mode}\n{markdown(world.table())}")
 
 
+@pytest.mark.parametrize("mode", ("replicate", "vocabulary"))
+def test_ranks_of_a_draft_survive_every_death(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with KillWorld(1 + (mode == "vocabulary"), seed=23, support=16, mode=mode, draft_ranks=2) as world:
+        world.start()
+        order = world.victims * KILLS
+        world.random.shuffle(order)
+        for victim in order:
+            world.kill(victim)
+        assert world.finish() > 100
+        with capsys.disabled():
+            print(f"\ndraft of two, {mode}\n{markdown(world.table())}")
+
+
 def test_the_check_of_journals_would_see_a_lost_or_doubled_round() -> None:
     rounds = [
         {"request": 1, "at": 2, "tokens": [5, 6], "drafted": 0, "number": 0},

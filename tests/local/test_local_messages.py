@@ -58,10 +58,14 @@ GOLDEN: dict[int, tuple[str, int, int, str]] = {
     38: ("STEP_FOR_DRAFT", 8, 88,
          "101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f3031323334353637000000000000e83f38393a3b3c3d3e3f"
          "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"),
+    39: ("TOKEN", 8, 24,
+         "101112131415161718191a1b1c1d1e1ffeffffff00000000"),
     48: ("PUT", 2, 32,
          "101112131415161718191a1b1c1d1e1ffeffffff202122232425262700000000"),
     49: ("FAIL", 2, 16,
          "101112131415161718191a1b1c1d1e1f"),
+    50: ("PUT_SHARD", 2, 32,
+         "101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f"),
     61: ("PING", 3, 8,
          "1011121314151617"),
     62: ("PONG", 12, 8,
@@ -159,7 +163,7 @@ def test_only_its_sender_may_send_it(kind: int) -> None:
             assert raised.value.reason is Reason.UNEXPECTED_KIND
 
 
-@pytest.mark.parametrize("kind", (0, 7, 15, 24, 39, 50, 60, 64, 0xFFFF))
+@pytest.mark.parametrize("kind", (0, 7, 15, 24, 40, 51, 60, 64, 0xFFFF))
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(PeerFault) as raised:
         unpack(kind, bytes(64))

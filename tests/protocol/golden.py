@@ -22,6 +22,7 @@ from pp1q_transport.counters import Counters
 from pp1q_transport.errors import PeerFault, Reason, Refused
 from pp1q_transport.session import slots as st
 from pp1q_transport.session.assembler import Assembler
+from pp1q_transport.session.draft_peer import DraftPeerSession
 from pp1q_transport.session.group import Fate
 from pp1q_transport.session.group_member import Member
 from pp1q_transport.session.hub import HubSession, RankGroup
@@ -37,16 +38,17 @@ from pp1q_transport.session.negotiate import (
     parse_hello,
 )
 from pp1q_transport.session.outbox import Outbox
+from pp1q_transport.session.own_link import Joint, OwnMemberSession
 from pp1q_transport.session.proof import ProofReader
 from pp1q_transport.session.receiver import ReceiverSession
 from pp1q_transport.session.requests import Request, RequestTable
+from pp1q_transport.session.shards import REPLICATE
 from pp1q_transport.session.slots import Slot, SlotTable
 from pp1q_transport.session.terms import SessionTerms
 
 PROTO = Path(__file__).resolve().parents[2] / "proto"
 GOLDEN = PROTO / "golden"
 START_NS = 1_000_000_000
-RECEIVER_KINDS = ("OPEN", "CLOSE", "STEP", "COMMIT")  # kinds that only a receiver sends
 
 
 def number(value: object) -> Any:
@@ -77,7 +79,7 @@ class Golden:
     @property
     def by_receiver(self) -> bool:
         """Whether a receiver sends this frame."""
-        return bool(self.note["to"] in ("leader", "listener_port", "coordinator"))
+        return bool(self.note["to"] in ("leader", "draft_peer", "listener_port", "coordinator"))
 
 
 def recipe_payload(recipe: dict[str, int], vocab: int) -> bytes:
@@ -118,7 +120,13 @@ def sessions() -> dict[str, Any]:
 
 def terms(name: str) -> SessionTerms:
     """The terms of a golden session."""
-    return SessionTerms(**{key: number(value) for key, value in sessions()["sessions"][name].items()})
+    stated = sessions()["sessions"][name].items()
+    return SessionTerms(**{key: number(value) for key, value in stated if key != "group_mode"})
+
+
+def group_mode(name: str) -> str:
+    """The mode of the rank group whose link a golden session is."""
+    return str(sessions()["sessions"][name].get("group_mode", REPLICATE))
 
 
 # -- what came of it ---------------------------------------------------------------------------------------------------
@@ -363,6 +371,27 @@ class LeaderBench(Bench):
         return f"grants {alive} outlive the link" if alive else ""
 
 
+class DraftPeerBench(LeaderBench):
+    """A draft peer, which stands where a leader does: its session's receiver is the draft's leader."""
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__(session_name)
+        self.session = self.peer = DraftPeerSession(self.terms, self.requests, self.counters)
+        self.assembler = Assembler(self.peer)
+
+    def feed(self, data: bytes, now_ns: int = START_NS) -> Outcome:
+        tokens, refused = self._told(), dict(self.counters.reasons)
+        outcome = super().feed(data, now_ns)
+        if self._told() > tokens:
+            assert not outcome.refused
+            return Outcome("", "", "told")
+        counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
+        return Outcome("frame", counted[0], "") if counted and not outcome.refused and not outcome.effect else outcome
+
+    def _told(self) -> int:
+        return sum(told.kind == "token" for told in self.peer.stream)
+
+
 class MemberBench(Bench):
     """Rank 1 of 2, at the group link's other end."""
 
@@ -373,8 +402,11 @@ class MemberBench(Bench):
         geometry = self.terms.geometry()
         self.table = SlotTable(geometry, 1)
         self.member = Member(1, 2)
-        self.session: MemberSession = MemberSession(
-            self.terms, self.member, self.table, bytearray(geometry.total_bytes), self.counters
+        mode, memory = group_mode(session_name), bytearray(geometry.total_bytes)
+        self.session: MemberSession = (
+            MemberSession(self.terms, self.member, self.table, memory, self.counters)
+            if mode == REPLICATE
+            else OwnMemberSession(self.terms, self.member, self.table, memory, self.counters, Joint(mode))
         )
         self.session.up()
         self.assembler = Assembler(self.session)
@@ -388,7 +420,7 @@ class MemberBench(Bench):
         elif golden.name == "vote_no":
             self.session.discard(self.table.slots[f["slot"]], f["status"])
         else:
-            assert golden.name == "vote_ready", "which follows the completion by itself"
+            assert golden.name in ("vote_ready", "vote_rowless"), "which follow the completion, or the GRANT, by themselves"
         self.fence()
 
     def fence(self) -> None:
@@ -446,7 +478,7 @@ class HubBench(Bench):
         super().__init__(session_name)
         geometry = self.terms.geometry()
         self.table = SlotTable(geometry)
-        self.group = RankGroup(2, self.counters)
+        self.group = RankGroup(2, self.counters, mode=group_mode(session_name))
         self.receiver = ReceiverSession(
             self.terms, self.table, bytearray(geometry.total_bytes), self.requests, self.counters, group=self.group
         )
@@ -463,6 +495,7 @@ class HubBench(Bench):
             step = vectors()["step_dense"].fields
             request = Request(f["request"], f["seed"], tokens, generation=f["request_generation"])
             request.round = f["round"]
+            request.owner = 0 if f["owner"] == wire.OWNER_ALL else f["owner"]
             self.requests.add(request)
             slot = self.receiver.step(
                 request, START_NS, f["depth"], step["temperature"], f["support_policy"], f["representation"],
@@ -470,7 +503,7 @@ class HubBench(Bench):
             )  # fmt: skip
             assert slot is not None
         else:
-            assert golden.name in ("epoch_asking", "decide_no"), "which follow by themselves"
+            assert golden.name in ("epoch_asking", "epoch_asking_owned", "decide_no"), "which follow by themselves"
 
     def prepare(self, before: list[str]) -> None:
         if not before:
@@ -490,7 +523,11 @@ class HubBench(Bench):
             fate, votes = fates[slot]
             if proposal.fate is not fate:
                 freed = proposal.fate is Fate.CLOSED
-                return Outcome("", "", "freed" if freed else f"decided:{Reason.from_code(proposal.code).value}")
+                if freed:
+                    return Outcome("", "", "freed")
+                if proposal.code and not self.assembler.header.status:  # what a ready vote claims is what decides otherwise
+                    return Outcome("proposal", Reason.from_code(proposal.code).value, "")
+                return Outcome("", "", f"decided:{Reason.from_code(proposal.code).value if proposal.code else 'ready'}")
             if len(proposal.votes) > votes:
                 return Outcome("", "", "voted")
         counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
@@ -539,8 +576,8 @@ def bench_for(golden: Golden) -> Bench:
     elif to in ("member", "coordinator"):
         bench = MemberBench(golden.note["session"]) if to == "member" else HubBench(golden.note["session"])
     else:
-        # No machine of this build is a draft peer: a TOKEN is judged by the receiver, which refuses it by its kind.
-        bench = LeaderBench(golden.note["session"]) if to == "leader" else ReceiverBench(golden.note["session"])
+        kinds = {"leader": LeaderBench, "receiver": ReceiverBench, "draft_peer": DraftPeerBench}
+        bench = kinds[to](golden.note["session"])
     bench.prepare(golden.note["before"])
     return bench
 

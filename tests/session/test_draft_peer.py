@@ -59,6 +59,16 @@ class Pair:
         self.run()
 
 
+def steps_of(peer: DraftPeerSession) -> list[Grant]:
+    """Those it was told and not asked about yet."""
+    return [one.detail for one in peer.stream if isinstance(one.detail, Grant)]
+
+
+def tokens_of(peer: DraftPeerSession) -> list[tuple[int, ...]]:
+    """(generation, position, token) of each that it was told."""
+    return [one.detail[1:] for one in peer.stream if one.kind == "token"]  # type: ignore[index]
+
+
 class Draft:
     """A leader that drafts for one target, with two peers. The grant is what its `LeaderSession` would have."""
 
@@ -100,13 +110,13 @@ def test_peers_have_each_token_before_the_next_row(seed: int, largest: int) -> N
             drawn.append(token)
             draft.each(lambda leader, g=grant, p=position, t=token: leader.token(g, p, t))  # type: ignore[misc]
             for pair in draft.pairs:
-                assert [one[3] for one in pair.peer.tokens] == drawn, "known before the next row is computed"
+                assert [one[2] for one in tokens_of(pair.peer)] == drawn, "known before the next row is computed"
         for pair in draft.pairs:
-            step = pair.peer.steps.pop()
+            (step,) = steps_of(pair.peer)
             assert (step.anchor, step.depth, step.temperature, step.context) == (grant.anchor, 3, 0.5, grant.context)
-            assert step.state == SENT
-            assert {one[:2] for one in pair.peer.tokens} == {(step, 1 + round_number)}
-            pair.peer.tokens.clear()
+            assert pair.peer.grants[0].state == SENT
+            assert {one[0] for one in tokens_of(pair.peer)} == {step.generation} == {1 + round_number}
+            pair.peer.stream.clear()
         fresh = array("i", [*drawn[:2], 9])
         draft.request.extend(fresh)
         draft.each(lambda leader, t=fresh: leader.commit(draft.request, t))  # type: ignore[misc]
@@ -115,6 +125,23 @@ def test_peers_have_each_token_before_the_next_row(seed: int, largest: int) -> N
         assert theirs is not None
         assert theirs.tokens == draft.request.tokens
         assert (pair.ended, pair.counts.reasons) == (None, {})
+
+
+def test_a_peer_hears_everything_in_its_order() -> None:
+    draft = Draft()
+    pair = draft.pairs[0]
+    first = draft.grant()
+    for position in (3, 4, 5):
+        pair.leader.token(first, position, position)
+    draft.request.extend([3, 9])
+    pair.leader.commit(draft.request, array("i", [3, 9]))
+    draft.grant(2, 1)
+    pair.leader.reset(draft.grant(3, 2), R.TIMEOUT)
+    pair.leader.close(1)
+    pair.run()
+    kinds = [one.kind for one in pair.peer.stream]
+    assert kinds == ["open", "step", "token", "token", "token", "commit", "step", "step", "reset", "close"]
+    assert [(step.generation, step.anchor) for step in steps_of(pair.peer)] == [(1, 2), (2, 4), (3, 4)]
 
 
 def test_a_peer_never_draws() -> None:
@@ -138,9 +165,9 @@ def test_a_reset_ends_what_a_peer_follows_and_late_tokens_are_dropped() -> None:
     draft.each(lambda leader: leader.token(grant, 4, 4))
     draft.each(lambda leader: leader.token(after, 3, 8))
     for pair in draft.pairs:
-        assert [one[1:] for one in pair.peer.tokens] == [(1, 3, 4), (2, 3, 8)]
+        assert tokens_of(pair.peer) == [(1, 3, 4), (2, 3, 8)]
         assert pair.counts.of(R.GENERATION_STALE) == 2
-        assert ("reset", 1, R.TIMEOUT) in pair.peer.events
+        assert ("reset", 1, (0, 1, R.TIMEOUT)) in pair.peer.stream
         assert pair.ended is None
 
 
@@ -194,7 +221,7 @@ def test_a_token_that_is_wrong_costs_the_link(change: dict[str, int], reason: Re
         setattr(h, name, value)
     pair = draft.pairs[0]
     pair.send(h)
-    assert (pair.ended, pair.peer.tokens) == (reason, [])
+    assert (pair.ended, tokens_of(pair.peer)) == (reason, [])
 
 
 @pytest.mark.parametrize("kind", (wire.REPLY, wire.COMPLETION, wire.GRANT, wire.PROOF))

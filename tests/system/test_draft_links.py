@@ -106,10 +106,13 @@ def test_tokens_reach_every_peer(draft: Draft) -> None:
             assert isinstance(link, DraftLeaderSession)
             link.token(grant, position, token)
         draft.until(
-            lambda p=position: all(peer.tokens and peer.tokens[-1][2] == p for peer in peers),  # type: ignore[union-attr]
+            lambda p=position: all(
+                peer.stream and peer.stream[-1].kind == "token" and peer.stream[-1].detail[2] == p  # type: ignore[union-attr,index]
+                for peer in peers
+            ),
             "the token at every peer",
         )
     for peer in peers:
         assert isinstance(peer, DraftPeerSession)
-        assert [one[3] for one in peer.tokens] == [11, 12, 13]
-        assert (peer.steps[0].state, peer.steps[0].seed) == (SENT, 77)
+        assert [one.detail[3] for one in peer.stream if one.kind == "token"] == [11, 12, 13]  # type: ignore[index]
+        assert (peer.grants[0].state, peer.grants[0].seed) == (SENT, 77)
