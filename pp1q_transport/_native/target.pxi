@@ -103,6 +103,7 @@ cdef class TargetRow:
         if not -900 < exponent < 1000:
             raise ValueError(f"exponent {exponent} is out of range")
         self.fixed = False
+        self.residual_ready = False
         self.row.exponent = exponent
         self.exponent = exponent
         self.total = pp1q_target_masses(&self.row, self._weight_masses())

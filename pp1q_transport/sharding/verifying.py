@@ -17,6 +17,7 @@ import numpy as np
 from .._native import kernels
 from ..dyadic import MASS
 from ..errors import InvalidQ, LocalMisuse, Reason
+from ..greedy import Winner, merge, shard_winner
 from ..rng import Domain, draw64
 from ..verify import QRow, Verdict
 from ..verify.fast import Weights, bytes_of
@@ -24,6 +25,8 @@ from .build import chosen_shard, told_by, tree_total
 from .exchange import Shard, Steps, all_gather, all_sum
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..verify import Draw
 
 NOISE_OWNER: Final = 0
@@ -174,3 +177,22 @@ def verify_chain_sharded(
     target = yield from target_sharded(shard, target_weights_at(depth))
     bonus = yield from pick_sharded(target, noise_of(Domain.CORRECTION, first_position + depth))
     return Verdict(depth, [*proposal_tokens, bonus])
+
+
+def greedy_tokens_sharded(
+    shard: Shard, logits: NDArray[np.float16] | NDArray[np.float32] | NDArray[np.float64]
+) -> Steps[list[int]]:
+    """The token of every row at temperature 0, from this rank's logits [rows, shard.size or more: padding is not looked at].
+
+    One GATHER of (value, global ID) for all rows: the greedy lane's only exchange. `greedy.commit` takes it from there. Raises
+    `InvalidQ(invalid_weights)` on every rank alike for a row that the full path refuses. SPEC section 7.
+    """
+    if logits.ndim != 2 or logits.shape[1] < shard.size:
+        raise LocalMisuse(f"logits of shape {list(logits.shape)} do not fit [rows, {shard.size}]")
+    own = [shard_winner(row, shard.first_id, shard.size) for row in logits]
+    packed = np.array([number for winner in own for number in (winner.value, winner.token)], np.float64)
+    gathered = yield from all_gather("winners", packed)
+    if any(len(part) != len(packed) for part in gathered):
+        raise LocalMisuse("ranks have different numbers of rows")
+    by_rank = [part.reshape(-1, 2).tolist() for part in gathered]
+    return [merge([Winner(value, int(token)) for value, token in row]) for row in zip(*by_rank, strict=True)]

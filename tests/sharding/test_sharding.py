@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pp1q_transport import dyadic, sharding
+from pp1q_transport import dyadic, greedy, sharding
 from pp1q_transport._native import kernels, verify_oracle
 from pp1q_transport.dyadic import MASS
 from pp1q_transport.errors import InvalidQ, LocalMisuse, Reason
@@ -380,6 +380,32 @@ def test_bad_target_weights_are_refused_on_every_rank(bad: float) -> None:
         on_all(sharding.target_sharded, shards_of([0, 32, 64, 100]), np.zeros(100))
 
 
+# -- the greedy lane ---------------------------------------------------------------------------------------------------
+
+
+@QUICK
+@given(splits(), st.integers(0, 2**32), st.integers(1, 8), st.sampled_from((0.0, 0.02)))
+def test_greedy_tokens_equal_the_full_path(shards: tuple[Shard, ...], seed: int, rows: int, spoiled: float) -> None:
+    noise = np.random.default_rng(seed)
+    size = shards[-1].end_id
+    logits = noise.integers(-3, 4, (rows, size)).astype(np.float32)  # ties everywhere
+    logits[noise.random((rows, size)) < 0.3] = -np.inf
+    logits[noise.random((rows, size)) < spoiled / size] = np.nan
+    widest = max(shard.size for shard in shards)
+    padded = []
+    for shard in shards:
+        part = np.full((rows, widest), 99, np.float32)
+        part[:, : shard.size] = logits[:, shard.first_id : shard.end_id]
+        padded.append(part)
+    traffic = Traffic()
+    ranks = [sharding.greedy_tokens_sharded(shard, part) for shard, part in zip(shards, padded, strict=True)]
+    got = outcome(lambda: emulate(ranks, traffic))
+    want = outcome(lambda: [greedy.full_path_token(row) for row in logits])
+    assert got == (want if isinstance(want, Reason) else [want] * len(shards))
+    assert traffic.steps == [(Op.GATHER, "winners")]
+    assert traffic.sent_bytes == [16 * rows] * len(shards)
+
+
 # -- what is exchanged -------------------------------------------------------------------------------------------------
 
 
@@ -449,6 +475,9 @@ SHARD = shards_of([0, 64, 100])[1]
         lambda: next(sharding.allocate_top_k_sharded(SHARD, np.zeros(36), 0)),
         lambda: next(sharding.target_sharded(SHARD, np.ones(37, np.float32))),
         lambda: next(sharding.target_sharded(SHARD, np.ones(36, np.float16))),  # type: ignore[arg-type]
+        lambda: next(sharding.greedy_tokens_sharded(SHARD, np.ones((2, 35), np.float32))),
+        lambda: next(sharding.greedy_tokens_sharded(SHARD, np.ones(36, np.float32))),
+        lambda: emulate([sharding.greedy_tokens_sharded(s, np.ones((s.rank + 1, 64))) for s in shards_of([0, 64, 100])]),
         lambda: next(sharding.draw_sharded(ShardRow(SHARD, np.zeros(36, np.uint32), (MASS, 0)), MASS)),
         lambda: next(sharding.draw_sharded(ShardRow(SHARD, np.zeros(36, np.uint32), (MASS, 0)), -1)),
         lambda: next(sharding.verify_chain_sharded(SHARD, [], [], lambda i: np.ones(36), 1, 1, 1, 1)),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from pp1q_transport.dyadic import MASS, allocate, allocate_top_k, to_q
-from pp1q_transport.verify import MAX_TOTAL, QRow, integer, rational, wide
+from pp1q_transport.verify import MAX_TOTAL, FastTarget, QRow, integer, rational, wide
 from pp1q_transport.verify.rational import Law, Row, Tokens
 
 END = 1 << 64
@@ -216,6 +216,30 @@ def test_interval_ends_are_the_kernel_s(case: Case) -> None:
                     assert integer.pick(drawn, u64) == wide.pick(drawn.tolist(), u64) == index
                 start += length
             assert start == END
+
+
+@BY_NAME
+def test_the_fast_path_turns_at_the_same_ends(case: Case) -> None:
+    """Integer weights of up to 2^38 lose nothing in FP64: the native path decides on the very p of the case."""
+    (weights, total), counts = case.target[()], case.counts[()]
+    target = FastTarget(np.array(weights, np.float64))
+    assert [Fraction(weight, target.total) for weight in target.integers()] == case.p_at(())
+    q = QRow(to_q(np.array(counts, np.uint32)))
+    for token in range(case.vocabulary):
+        if counts[token]:
+            kept = wide.acceptance_threshold(counts[token], weights[token], total)
+            for u64 in {0, kept - 1, kept, kept + 1, END - 1}:
+                if 0 <= u64 < END:
+                    assert target.accept(token, q, u64) == (u64 < kept)
+    masses = wide.residual(weights, total, counts)
+    for drawn, pick in ((masses, lambda u64: target.correct(q, u64)[0]), (weights, target.pick)):
+        if not any(drawn):
+            continue
+        start = 0
+        for index, length in enumerate(wide.pick_lengths(drawn)):
+            for u64 in {start, start + length - 1} if length else ():
+                assert pick(u64) == index
+            start += length
 
 
 def _within_support(p: Row, q: Row) -> list[Fraction]:

@@ -293,6 +293,12 @@ def test_the_binding_refuses_calls_out_of_order() -> None:
     assert row.residual_dense(q, 0, row.total) == Reason.MASS.code
     with pytest.raises(ValueError, match="no residual"):
         row.pick_residual(0, 0)
+    one = to_q(np.array([MASS, *[0] * 7], np.uint32)).view(np.uint8)
+    assert row.residual_dense(one, 0, row.total) == 0
+    assert row.pick_residual(0, 0) == 1
+    row.fix_to(row.exponent - 1)  # other integers: that residual is not theirs
+    with pytest.raises(ValueError, match="no residual"):
+        row.pick_residual(0, 0)
     for exponent in (60, 999):
         with pytest.raises(ValueError, match="sum to more"):
             row.fix_to(exponent)
