@@ -163,19 +163,22 @@ struct pp1q_token { /* to a draft's rank above 0: what rank 0 drew */
     uint32_t zero;
 };
 
-/* draft -> daemon */
+/* draft -> daemon; `session` is that of the TARGET_UP under which the STEP came: another one's slots have the same numbers */
 
 struct pp1q_put {
+    uint64_t session;
     uint32_t target, slot, slot_generation, position;
     int32_t token;
     uint32_t entries, length, zero;
 };
 
 struct pp1q_fail {
+    uint64_t session;
     uint32_t target, slot, slot_generation, reason;
 };
 
 struct pp1q_put_shard { /* of a draft's rank above 0: its range of a row, for the token it was told */
+    uint64_t session;
     uint32_t target, slot, slot_generation, position, entries, length, shard_mass, mass_before;
 };
 

@@ -188,7 +188,8 @@ class AttachedLeader(AttachedSide, DraftSide):
         """See `DraftSide.send_row`."""
         if not self._is_current(grant, step.target):
             return False  # of a daemon that is gone: another one's slots have this number now
-        if not self.send(m.PUT, step.target, grant.slot, step.slot_generation, position, token, entries, length, 0):
+        session, slot = self._targets[step.target].session, grant.slot
+        if not self.send(m.PUT, session, step.target, slot, step.slot_generation, position, token, entries, length, 0):
             return False
         grant.rows += 1
         now_ns = monotonic_ns()
@@ -204,7 +205,7 @@ class AttachedLeader(AttachedSide, DraftSide):
         """See `Step.fail`."""
         if grant.alive(generation) and self._is_current(grant, target):
             grant.state = DEAD
-            self.send(m.FAIL, target, grant.slot, generation, reason.code)
+            self.send(m.FAIL, self._targets[target].session, target, grant.slot, generation, reason.code)
             self.ring()
 
     def close(self) -> None:

@@ -281,7 +281,8 @@ class AttachedDraftPeer(AttachedSide, Events):
         behind = followed.put < followed.depth and self.splits_vocabulary
         if followed.over is None and (behind or not followed.whole):
             followed.over = reason
-            self.send(m.FAIL, step.target, step.slot, step.slot_generation, reason.code)
+            session = self._targets[step.target].session
+            self.send(m.FAIL, session, step.target, step.slot, step.slot_generation, reason.code)
             self.ring()
 
     # ---- ranges of rows -----------------------------------------------------------------------------------------
@@ -315,9 +316,8 @@ class AttachedDraftPeer(AttachedSide, Events):
         mass = int(counts.sum(dtype=np.uint64))
         if not 0 <= mass_before <= MASS - mass:
             raise InvalidQ(Reason.MASS, f"{mass} counts behind {mass_before} exceed 2^24")
-        sent = self.send(
-            m.PUT_SHARD, step.target, step.slot, step.slot_generation, position, entries, length, mass, mass_before
-        )
+        place = (step.target, step.slot, step.slot_generation, position)
+        sent = self.send(m.PUT_SHARD, target.session, *place, entries, length, mass, mass_before)
         followed.put += sent
         self.ring()
         return sent

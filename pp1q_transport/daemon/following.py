@@ -175,23 +175,24 @@ class FollowPort(ClientPort):
         """A STEP that the process gives up, or its range of a row."""
         if kind == m.PUT:
             raise PeerFault(Reason.UNEXPECTED_KIND, "a whole row from a draft rank above 0")
-        if fields[0] >= len(self.targets):
-            raise PeerFault(Reason.SLOT_BOUNDS, f"target {fields[0]}")
-        target, slot, generation = self.targets[fields[0]], fields[1], fields[2]
+        named, number, slot, generation = fields[:4]
+        if number >= len(self.targets):
+            raise PeerFault(Reason.SLOT_BOUNDS, f"target {number}")
+        target = self.targets[number]
         session = target.session
-        if session is None:
-            return  # lost meanwhile: the process hears of it
+        if session is None or session.terms.session != named:
+            return  # lost meanwhile: the process hears of it. The next one's slots and generations look the same
         if slot >= len(session.grants):
-            raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {fields[0]}")
+            raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {number}")
         grant = session.grants[slot]
         if kind == m.FAIL:
-            reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
+            reason = Reason.from_code(fields[4]) if 1 <= fields[4] <= len(Reason) else Reason.CANCELLED
             target.fail(grant, generation, reason)
         elif target.share is None:
             raise PeerFault(Reason.UNEXPECTED_KIND, "a range of a row, where draft rank 0 sends whole ones")
         elif grant.generation == generation:
             try:
-                target.share.put(grant, target.tokens.get(slot, []), *fields[3:])
+                target.share.put(grant, target.tokens.get(slot, []), *fields[4:])
             except LocalMisuse as error:
                 target.give_up(Reason.CANCELLED)
                 raise PeerFault(Reason.LENGTH_BOUNDS, str(error)) from error

@@ -204,29 +204,33 @@ class DraftPort(ClientPort):
     def take(self, kind: int, fields: tuple[Any, ...], payload: memoryview, now_ns: int) -> None:
         """A row that the draft staged, or a STEP that it gives up."""
         if kind == m.PUT:
-            self._put(*fields[:7])
+            self._put(*fields[:8])
             return
         if kind != m.FAIL:
             raise PeerFault(Reason.UNEXPECTED_KIND, "a shard of a row from draft rank 0, which puts whole ones")
-        leader, grant = self._grant_of(fields[0], fields[1])
+        named, target, slot, generation, code = fields
+        leader, grant = self._grant_of(named, target, slot)
         if grant is not None:
-            reason = Reason.from_code(fields[3]) if 1 <= fields[3] <= len(Reason) else Reason.CANCELLED
-            leader.fail(grant, fields[2], reason)
+            reason = Reason.from_code(code) if 1 <= code <= len(Reason) else Reason.CANCELLED
+            leader.fail(grant, generation, reason)
             self._sweep(reason)
 
-    def _grant_of(self, target: int, slot: int) -> tuple[ServedLeader | ServedGroup, Grant | None]:
+    def _grant_of(self, named: int, target: int, slot: int) -> tuple[ServedLeader | ServedGroup, Grant | None]:
+        """The target, and the grant of its slot; None when the session is not the one that was named."""
         if target >= len(self.leaders):
             raise PeerFault(Reason.SLOT_BOUNDS, f"target {target}")
         leader = self.leaders[target]
         session = leader.session
-        if session is None:
-            return leader, None  # lost meanwhile: the draft hears of it
+        if session is None or session.terms.session != named:
+            return leader, None  # lost meanwhile: the draft hears of it. The next one's slots and generations look the same
         if slot >= len(session.grants):
             raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {target}")
         return leader, session.grants[slot]
 
-    def _put(self, target: int, slot: int, generation: int, position: int, token: int, entries: int, length: int) -> None:
-        leader, grant = self._grant_of(target, slot)
+    def _put(
+        self, named: int, target: int, slot: int, generation: int, position: int, token: int, entries: int, length: int
+    ) -> None:
+        leader, grant = self._grant_of(named, target, slot)
         session = leader.session
         if grant is None or session is None or not grant.alive(generation):
             return  # a row of a dead proposal

@@ -141,12 +141,13 @@ TABLE: Final[dict[int, Message]] = {
     ),
     TOKEN: _message("TOKEN", DAEMON_TO_DRAFT, "u32 target u32 slot u32 slot_generation u32 position i32 token u32 zero"),
     PUT: _message(
-        "PUT", DRAFT, "u32 target u32 slot u32 slot_generation u32 position i32 token u32 entries u32 length u32 zero"
+        "PUT", DRAFT,
+        "u64 session u32 target u32 slot u32 slot_generation u32 position i32 token u32 entries u32 length u32 zero",
     ),
-    FAIL: _message("FAIL", DRAFT, "u32 target u32 slot u32 slot_generation u32 reason"),
+    FAIL: _message("FAIL", DRAFT, "u64 session u32 target u32 slot u32 slot_generation u32 reason"),
     PUT_SHARD: _message(
         "PUT_SHARD", DRAFT,
-        "u32 target u32 slot u32 slot_generation u32 position u32 entries u32 length u32 shard_mass u32 mass_before",
+        "u64 session u32 target u32 slot u32 slot_generation u32 position u32 entries u32 length u32 shard_mass u32 mass_before",
     ),
     PING: _message("PING", TARGET | DRAFT, "u64 token"),
     PONG: _message("PONG", DAEMON_TO_TARGET | DAEMON_TO_DRAFT, "u64 token"),

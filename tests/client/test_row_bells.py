@@ -28,6 +28,7 @@ def test_which_rows_ring(monkeypatch: pytest.MonkeyPatch, gaps: tuple[int, ...],
     leader = AttachedLeader.__new__(AttachedLeader)
     bells: list[int] = []
     now = 10**9
+    leader._targets = [SimpleNamespace(session=1)]  # type: ignore[list-item]
     leader._put_ns = now  # the STEP was taken up just now
     monkeypatch.setattr(leader, "ring", lambda: bells.append(now))
     monkeypatch.setattr(leader, "send", lambda *_fields: True)

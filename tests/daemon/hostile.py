@@ -36,6 +36,7 @@ class Raw:
         assert answer.verdict is None, answer
         assert answer.geometry is not None
         self.role = role
+        self.sessions: dict[int, int] = {}  # by target, as far as its test read them
         self.geometry = answer.geometry
         self.sizes = answer.sizes
         self.channel_fd, self.sleeps, self.bell = fds[:FIRST_REGION]

@@ -13,8 +13,12 @@ from pp1q_transport import wire
 from pp1q_transport.counters import Counters
 from pp1q_transport.daemon.drafting import DraftRanks
 from pp1q_transport.daemon.following import FollowedTarget
+from pp1q_transport.daemon.leading import DraftPort
 from pp1q_transport.engine import EngineConfig
 from pp1q_transport.errors import Reason
+from pp1q_transport.forming import Formed
+from pp1q_transport.local import messages as m
+from pp1q_transport.seating import Seats
 from pp1q_transport.session.hello import Role, make_hello
 from pp1q_transport.session.leader import DRAFTING, Grant, LeaderSession
 from pp1q_transport.session.requests import Request, RequestTable
@@ -222,3 +226,51 @@ def test_the_links_end_with_the_targets_session_since_slots_may_count_anew(world
     assert ranks.step(world.grant(1, generation=1))
     world.until(lambda: follower.session and follower.session.grants[0].generation == 1, "the STEP of the next life")
     assert world.ranks.links[1].engine.ended == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "token", "order"),
+    ((11, 5, ["token", "flush", "row"]), (12, 5, ["row"]), (11, 64, ["row"]), (11, -1, ["row"])),
+)
+def test_a_token_is_on_its_way_before_its_row_and_only_if_it_can_be_one(position: int, token: int, order: list[str]) -> None:
+    seen: list[str] = []
+    grant = Grant(0, 3)
+    grant.state, grant.generation, grant.anchor, grant.depth = DRAFTING, 1, 10, 3
+
+    def nothing(*_anything: object) -> None:
+        """A part that this test does not look at."""
+
+    def put_row(*_row: object) -> bool:
+        seen.append("row")  # which a real session judges
+        return True
+
+    leader = SimpleNamespace(
+        target=0,
+        session=SimpleNamespace(grants=[grant], terms=SimpleNamespace(vocab_size=64, session=9), put_row=put_row),
+        region=SimpleNamespace(memory=bytearray(64)),
+        row_offset=lambda _slot, _row: 0,
+        on_open=nothing, on_commit=nothing, on_reset=nothing, on_close=nothing,
+    )  # fmt: skip
+    port = DraftPort([leader], Counters())  # type: ignore[list-item]
+    port.ranks = SimpleNamespace(  # type: ignore[assignment]
+        targets=[SimpleNamespace(token=lambda *_told: seen.append("token"))], flush=lambda: seen.append("flush")
+    )
+    port.take(m.PUT, (9, 0, 0, 1, position, token, 1, 8, 0), memoryview(b""), 0)
+    assert seen == order
+
+
+def test_a_seat_that_was_just_given_is_taken_in_the_eyes_of_the_others() -> None:
+    """What its peer says before its engine's next look is for it, and no other peer gets the seat."""
+    busy: list[set[int]] = []
+    events = [[Formed(SimpleNamespace(), SimpleNamespace(seat=1))], [], [], []]  # type: ignore[arg-type]
+
+    def poll(_now_ns: int, taken: set[int]) -> list[Formed]:
+        busy.append(set(taken))
+        return events[len(busy) - 1]
+
+    forming = SimpleNamespace(poll=poll, seat_for=lambda agreement: agreement.seat)
+    seats = Seats(forming, (1, 2))  # type: ignore[arg-type]
+    assert len(seats.poll(1, 0, busy=False)) == 1
+    seats.poll(2, 0, busy=False)
+    seats.poll(1, 0, busy=False)  # its engine could not make a session of it
+    assert busy == [set(), {1}, set()]

@@ -75,12 +75,12 @@ def ready(bed: Bed) -> None:
     "shape",
     (
         dataclasses.replace(TWO, rounds=30, support=None),
-        dataclasses.replace(TWO, rounds=30, draft_ranks=3),
         SHARDS,
-        dataclasses.replace(SHARDS, support=None),
-        dataclasses.replace(SHARDS, mode="request-owner"),
+        pytest.param(dataclasses.replace(TWO, rounds=30, draft_ranks=3), marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(SHARDS, support=None), marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(SHARDS, mode="request-owner"), marks=pytest.mark.slow),
     ),
-    ids=("dense", "three", "shards", "dense-shards", "request-owner"),
+    ids=("dense", "shards", "three", "dense-shards", "request-owner"),
 )
 def test_every_proposal_is_ready_and_every_rank_was_told_each_token(shape: Shape) -> None:
     with Bed(shape) as bed:
@@ -287,9 +287,18 @@ def test_two_targets_have_a_link_each_behind_one_endpoint() -> None:
 # ---- what dies ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", (TWO, dataclasses.replace(SHARDS, rounds=1_000_000)), ids=("replicate", "shards"))
-@pytest.mark.parametrize("victims", (("draft1",), ("leader1",), ("draft",), ("leader",), ("leader1", "draft1")))
-def test_a_rank_that_dies_costs_what_was_under_way_and_comes_back(shape: Shape, victims: tuple[str, ...]) -> None:
+LASTING = dataclasses.replace(SHARDS, rounds=1_000_000)
+DEATHS = [(("draft1",), TWO), (("leader1",), TWO), (("draft1",), LASTING)]
+MORE_DEATHS = [(("leader1",), LASTING)]
+MORE_DEATHS += [(who, shape) for who in (("draft",), ("leader",), ("leader1", "draft1")) for shape in (TWO, LASTING)]
+
+
+@pytest.mark.parametrize(
+    ("victims", "shape"),
+    (*DEATHS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_DEATHS)),
+    ids=lambda value: value.mode if isinstance(value, Shape) else "-".join(value),
+)
+def test_a_rank_that_dies_costs_what_was_under_way_and_comes_back(victims: tuple[str, ...], shape: Shape) -> None:
     with Bed(shape) as bed:
         bed.start_all()
 
@@ -366,16 +375,23 @@ def test_sigterm_drains_a_rank() -> None:
         ((m.PUT_SHARD, 0, 0, 1, 3, 1, 8, 5, 0), "unexpected_kind"),  # rank 0 sends whole rows here
         ((m.FAIL, 1, 0, 1, 1), "slot_bounds"),
         ((m.FAIL, 0, 999, 1, 1), "slot_bounds"),
+        ((m.FAIL, 0, 0, 1, 1), None),  # of another session: nobody's
     ),
     ids=str,
 )
-def test_a_rank_that_breaks_a_rule_is_cut_off(record: tuple[int, ...], reason: str) -> None:
+def test_a_rank_that_breaks_a_rule_is_cut_off(record: tuple[int, ...], reason: str | None) -> None:
     with Bed(TWO) as bed:
         bed.up("leader", "leader1")
         bed.sessions_up_of("leader1")
         with peer(bed) as one:
-            one.attached.send(*record)
+            kind, *fields = record
+            named = bed.status("leader1")["sessions"][0]["session"] if reason is not None else 1
+            one.attached.send(kind, named, *fields)
             one.attached.ring()
+            if reason is None:
+                one.attached.poll()
+                assert bed.status("leader1")["clients"], "it is not cut off"
+                return
             bed.until(lambda: bed.counters("leader1").get("clients_cut_off") == 1, "cut off")
         assert bed.status("leader1")["reasons"].get(reason) == 1
 
@@ -384,7 +400,7 @@ def test_rank_0_puts_whole_rows_alone() -> None:
     with Bed(TWO) as bed:
         bed.up("leader")
         leader: AttachedLeader = attach_leader(bed.socket("leader"))
-        leader.send(m.PUT_SHARD, 0, 0, 1, 3, 1, 8, 5, 0)
+        leader.send(m.PUT_SHARD, 1, 0, 0, 1, 3, 1, 8, 5, 0)
         leader.ring()
         bed.until(lambda: bed.counters("leader").get("clients_cut_off") == 1, "cut off")
         leader.close()

@@ -216,7 +216,7 @@ HOSTILE_RECORDS: dict[str, tuple[list[tuple[int, tuple[int | float, ...], bytes]
         [(m.OPEN, (1, 9, 1, 0, 0, 1), b"\1\0\0\0"), (m.COMMIT, (1, 0, 0, 0, 2, 0, 2, 0, 0), b"\1\0\0\0\1\0\0\0")],
         Reason.CONTEXT_MISMATCH,
     ),
-    "a draft's record": ([(m.PUT, (0, 0, 1, 1, 1, 1, 8, 0), b"")], Reason.UNEXPECTED_KIND),
+    "a draft's record": ([(m.PUT, (0, 0, 0, 1, 1, 1, 1, 8, 0), b"")], Reason.UNEXPECTED_KIND),
     "a daemon's record": ([(m.UP, (1, 0, 0), b"")], Reason.UNEXPECTED_KIND),
 }
 

@@ -51,7 +51,21 @@ def seen_by(raw: Raw) -> list[tuple[int, ...]]:
     while (record := raw.channel.receive()) is not None:
         if record[0] == m.STEP_FOR_DRAFT:
             steps.append(m.unpack(*record)[0])
+        elif record[0] == m.TARGET_UP:
+            target, _, session = m.unpack(*record)[0]
+            raw.sessions[target] = session
     return steps
+
+
+def step_of(raw: Raw) -> dict[str, int]:
+    """The next STEP that comes, by names of fields, and the session it belongs to."""
+    stop = time.monotonic() + WATCHDOG_S
+    while time.monotonic() < stop:
+        steps = seen_by(raw)
+        if steps:
+            fields = dict(zip(m.TABLE[m.STEP_FOR_DRAFT].fields, steps[-1], strict=True))
+            return fields | {"session": raw.sessions[fields["target"]]}
+    raise AssertionError("no STEP came")
 
 
 @pytest.mark.parametrize("act", (scribble, header_noise, None), ids=("scribbles", "noise", "odd records"))
@@ -103,6 +117,7 @@ def odd_puts(raw: Raw, seeded: random.Random, steps: list[tuple[int, ...]]) -> N
         if steps:
             fields = dict(zip(m.TABLE[m.STEP_FOR_DRAFT].fields, seeded.choice(steps), strict=True))
             known |= {name: (fields[name],) for name in ("target", "slot", "slot_generation")}
+            known["session"] = (raw.sessions[fields["target"]],)
             anchor = fields["anchor"]
             known |= {"position": (anchor + 1, anchor + 1, anchor + 2, anchor, anchor + 4), "entries": (1, 2, 16, 17, 0)}
             known |= {"length": (8, 16, 128, 0, MAX)}
@@ -127,22 +142,45 @@ def test_a_draft_that_rewrites_a_row_after_it_put_it_spoils_only_that(bed: Bed) 
             memory = mmap.mmap(raw.regions[0], raw.sizes[0])
             for number in range(20):
                 ticket = receiver.enqueue(request, support=16, budget_us=30_000)
-                fields = None
-                stop = time.monotonic() + WATCHDOG_S
-                while fields is None and time.monotonic() < stop:
-                    steps = seen_by(raw)
-                    fields = dict(zip(m.TABLE[m.STEP_FOR_DRAFT].fields, steps[-1], strict=True)) if steps else None
-                assert fields is not None
+                fields = step_of(raw)
                 at = raw.geometry.slots().row_offset(fields["slot"], 0)
                 memory[at : at + 128] = bytes(128)
                 row = (fields["slot"], fields["slot_generation"], fields["anchor"] + 1)
-                raw.send(m.PUT, fields["target"], *row, number % VOCAB, 16, 128, 0)
+                raw.send(m.PUT, fields["session"], fields["target"], *row, number % VOCAB, 16, 128, 0)
                 for spoil in EDGES:
                     memory[at : at + 4] = spoil.to_bytes(8, "little")[:4]
                 with pytest.raises(ProposalDiscarded):
                     ticket.wait()
             memory.close()
     assert bed.status("leader")["sessions"][0]["up"]
+
+
+def test_a_row_or_a_refusal_that_names_a_session_that_is_over_is_nobodys(bed: Bed) -> None:
+    """A draft that stood still while a receiver died and came back: the new session's slots and generations look the same."""
+    with hostile_draft(bed) as raw, bed.receiver() as receiver:
+        seen = []
+        for life in range(3):
+            formed = bed.status("leader")["sessions"][0]["formed"]
+            receiver.wait_for_peer(WATCHDOG_S)
+            request = receiver.open_request(next(FRESH), PROMPT, seed=8)
+            receiver.enqueue(request, support=16, budget_us=20_000_000)
+            seen.append(step_of(raw))
+            if life < 2:
+                bed.kill("receiver0")
+                bed.start("receiver0")
+                bed.until(lambda was=formed: bed.status("leader")["sessions"][0]["formed"] > was, "the receiver's next life")
+        first, second = seen[1:]
+        assert [first[name] for name in ("slot", "slot_generation")] == [second[name] for name in ("slot", "slot_generation")]
+        assert first["session"] != second["session"]
+        place = (second["target"], second["slot"], second["slot_generation"])
+        rows = bed.status("leader")["rows"]
+        refused = bed.counters("leader").get("peer_status", 0)
+        raw.send(m.PUT, first["session"], *place, second["anchor"] + 1, 1, 16, 128, 0)
+        raw.send(m.FAIL, first["session"], *place, Reason.CANCELLED.code)
+        raw.send(m.PUT, second["session"], *place, second["anchor"] + 1, 1, 16, 128, 0)
+        bed.until(lambda: bed.status("leader")["rows"] > rows, "the row of the session that lives")
+        assert bed.status("leader")["rows"] == rows + 1
+        assert bed.counters("leader").get("peer_status", 0) == refused
 
 
 def test_a_draft_that_is_stopped_costs_budgets_and_nothing_else(bed: Bed) -> None:
