@@ -7,7 +7,7 @@ KILLS ?= 50
 # What the installed package is compiled from; other .py files are used in place.
 PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
-	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
+	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
 .PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model mutants check-units wheel check-wheel soak kills
 
@@ -63,8 +63,9 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-wheel.sh
 	$(BIN)/python scripts/soak.py --seconds 180
 
-bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets
+bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets
 	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/verify.py
 	$(BIN)/pp1q-send --loopback --dense --idle spin
 	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
 

@@ -89,13 +89,12 @@ def allocate_top_k(weights: npt.ArrayLike, k: int) -> tuple[npt.NDArray[np.int32
     return ids[kept], counts[kept]
 
 
-def weights_from_logits(
+def scores_of(
     logits: npt.ArrayLike, temperature: float = 1.0, bias: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.float64]:
-    """Weights float64 [V] = exp((logits + bias)/temperature - their maximum); temperature 0 is one-hot, lowest ID.
+    """(logits + bias)/temperature as float64 [V], logits + bias at temperature 0; judges no value.
 
-    -inf logits get weight 0. Raises `InvalidQ(invalid_weights)` for NaN, +inf or nothing but -inf; `LocalMisuse` for
-    shapes that differ or a temperature that is negative or not finite.
+    Raises `LocalMisuse` for shapes that differ or a temperature that is negative or not finite.
     """
     if not (np.isfinite(temperature) and temperature >= 0):
         raise LocalMisuse(f"temperature must be finite and not negative, not {temperature}")
@@ -109,6 +108,18 @@ def weights_from_logits(
     if temperature != 0:
         with np.errstate(over="ignore"):
             scores = scores / temperature
+    return scores
+
+
+def weights_from_logits(
+    logits: npt.ArrayLike, temperature: float = 1.0, bias: npt.ArrayLike | None = None
+) -> npt.NDArray[np.float64]:
+    """Weights float64 [V] = exp((logits + bias)/temperature - their maximum); temperature 0 is one-hot, lowest ID.
+
+    -inf logits get weight 0. Raises `InvalidQ(invalid_weights)` for NaN, +inf or nothing but -inf; `LocalMisuse` for
+    shapes that differ or a temperature that is negative or not finite.
+    """
+    scores = scores_of(logits, temperature, bias)
     highest = scores.max(initial=-np.inf)
     if not np.isfinite(highest):  # a NaN anywhere is the maximum
         raise InvalidQ(Reason.INVALID_WEIGHTS, f"the largest logit is {highest}")

@@ -20,7 +20,7 @@ NAME = "pp1q_transport"
 FLOORS: dict[int, tuple[str, ...]] = {
     0: ("errors", "memory", "counters"),
     1: ("_native",),
-    2: ("rng", "dyadic", "verify"),
+    2: ("rng", "dyadic", "verify", "sharding", "greedy", "admission"),
     3: ("wire",),
     4: ("session",),
     5: ("logs", "staging", "links", "local", "endpoints", "keys", "control_codec", "control_peers", "control"),
@@ -45,6 +45,9 @@ FORBIDDEN: dict[str, frozenset[str]] = {
     "dyadic": frozenset({"socket", "time", "random", "os", "io", "threading"}),
     "rng": frozenset({"socket", "time", "random", "os", "secrets", "io", "threading", "numpy"}),
     "verify": frozenset({"socket", "time", "random", "os", "io", "threading"}),
+    "sharding": frozenset({"socket", "time", "random", "os", "io", "threading"}),
+    "greedy": frozenset({"socket", "time", "random", "os", "io", "threading"}),
+    "admission": frozenset({"socket", "time", "random", "os", "io", "threading", "numpy"}),
     "errors": frozenset({"socket", "time", "random", "os", "io", "threading", "numpy"}),
 }
 NOWHERE = frozenset({"pickle", "cPickle", "dill", "marshal", "shelve", "yaml", "imp", "telnetlib", "xmlrpc"})

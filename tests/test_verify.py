@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pp1q_transport import verify
 from pp1q_transport.dyadic import MASS, to_q
 from pp1q_transport.errors import InvalidQ, LocalMisuse, Reason
 from pp1q_transport.rng import Domain, draw64
@@ -27,6 +26,7 @@ from pp1q_transport.verify import (
     accept,
     check_weights,
     correct,
+    integer,
     pick,
     residual,
     target_only,
@@ -83,7 +83,7 @@ def pick_intervals(masses: NDArray[np.uint64]) -> Iterator[tuple[int, int, int]]
     """(index, first noise, length) of every index that any noise picks."""
     start = 0
     for index in range(len(masses)):
-        end = first_where(lambda u64, index=index: verify.pick(masses, u64) > index)  # type: ignore[misc]
+        end = first_where(lambda u64, index=index: integer.pick(masses, u64) > index)  # type: ignore[misc]
         if end > start:
             yield index, start, end - start
         start = end
@@ -117,7 +117,7 @@ class Chain:
         def draw(seed: int, domain: Domain, generation: int, round: int, position: int) -> int:
             return noise[domain, position]
 
-        patch.setattr(verify, "draw64", draw)
+        patch.setattr(integer, "draw64", draw)
         rows = [self.q[proposal[:index]] for index in range(self.depth)]
         return verify_chain(proposal, rows, lambda index: self.target[proposal[:index]], 1, 0, 0, 0)
 
@@ -138,10 +138,10 @@ class Chain:
             prefix = proposal[:index]
             weights, total = self.target[prefix]
             facts = self.counts[prefix][token], int(weights[token]), total
-            kept = first_where(lambda u64, facts=facts: not verify.accept(u64, *facts))  # type: ignore[misc]
+            kept = first_where(lambda u64, facts=facts: not integer.accept(u64, *facts))  # type: ignore[misc]
             if kept < END:
                 q = self.q[prefix]
-                masses = verify.residual(weights, total, q.counts(), q.ids)
+                masses = integer.residual(weights, total, q.counts(), q.ids)
                 noise[Domain.ACCEPT, index] = kept
                 self._end(proposal, masses, noise, chance * Fraction(END - kept, END), chances, patch)
             if kept == 0:
@@ -233,7 +233,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", tuple(MUTANTS))
 def test_wrong_verifiers_do_not_follow_p(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for function, wrong in MUTANTS[name].items():
-        monkeypatch.setattr(verify, function, wrong)
+        monkeypatch.setattr(integer, function, wrong)
     # p = q after some prefixes of a random chain would hide a mutant; these two rows differ everywhere.
     chain = Chain(7, 4, 1, dense)
     chain.target[()] = u64s([1, 30, 40, 29]), 100
@@ -249,7 +249,7 @@ def test_each_position_draws_from_its_own_key(monkeypatch: pytest.MonkeyPatch) -
         asked.append((seed, domain, generation, round, position))
         return 0 if position != 42 else END - 1
 
-    monkeypatch.setattr(verify, "draw64", draw)
+    monkeypatch.setattr(integer, "draw64", draw)
     target = u64s([1, 1, 2]), 4
     half = MASS // 2
     rows = [dense([half, half, 0])] * 3
@@ -378,7 +378,7 @@ def test_an_empty_residual_falls_back_to_p() -> None:
 
 
 def test_an_empty_residual_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "accept", lambda *facts: False)  # as rounding at the threshold would
+    monkeypatch.setattr(integer, "accept", lambda *facts: False)  # as rounding at the threshold would
     assert verify_chain([1], [dense([0, MASS])], lambda index: (u64s([0, 3]), 3), 1, 1, 1, 1) == Verdict(0, [1], 1)
 
 

@@ -2,6 +2,15 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+cdef extern from "pp1q_kernels.h" nogil:
+    ctypedef unsigned long long u128 "pp1q_u128"  # 128 bits wide in C, whatever is written here
+
+    ctypedef struct pp1q_target:
+        const uint8_t *weights
+        size_t n
+        int wide
+        int exponent
+
 
 cdef class DenseCursor:
     cdef void *cursor
@@ -18,6 +27,43 @@ cdef class DenseCursor:
     cpdef int abandon(self) except? -1
 
 
+cdef class TargetRow:
+    cdef void *memory  # residual masses of 16 bytes, then weight masses of 8, one of each a block of 1024 tokens
+    cdef size_t blocks
+    cdef const uint8_t[::1] mem
+    cdef const uint8_t[::1] q_mem
+    cdef const uint8_t[::1] id_mem
+    cdef pp1q_target row
+    cdef const uint8_t *q
+    cdef const uint8_t *ids
+    cdef size_t entries
+    cdef uint64_t all_total
+    cdef uint64_t residual_high
+    cdef uint64_t residual_low
+    cdef bint fixed
+    cdef bint residual_ready
+    cdef readonly uint64_t total
+    cdef readonly uint64_t counts
+    cdef readonly int exponent
+    cdef int _reserve_masses(self, size_t n) except -1
+    cdef uint64_t *_weight_masses(self) noexcept
+    cdef int _check_fixed(self) except -1
+    cdef int _begin_residual(self, uint64_t total) except -1
+    cdef int _end_residual(self, int reason, u128 found) except -1
+    cpdef int load(self, const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t n, bint wide) except? -1
+    cpdef int block_sums(self, double[::1] out) except? -1
+    cpdef int fix(self) except? -1
+    cpdef int fix_to(self, int exponent) except? -1
+    cpdef uint64_t weight(self, Py_ssize_t index) except? 0
+    cpdef int64_t pick(self, uint64_t threshold) except? -1
+    cpdef int residual_dense(self, const uint8_t[::1] mem, Py_ssize_t offset, uint64_t total) except? -1
+    cpdef int residual_sparse(self, const uint8_t[::1] mem, Py_ssize_t offset, const uint8_t[::1] id_mem,
+                              Py_ssize_t id_offset, Py_ssize_t entries, uint64_t total) except? -1
+    cpdef int64_t pick_residual(self, uint64_t high, uint64_t low) except? -1
+
+
+cpdef int target_exponent(double total) except? -1
+cpdef bint accept(uint64_t u64, uint32_t count, uint64_t weight, uint64_t total) except? True
 cpdef uint64_t xxh3_64(const uint8_t[::1] data, Py_ssize_t offset, Py_ssize_t length, uint64_t seed) except? 0
 cpdef (uint64_t, uint64_t) xxh3_128(const uint8_t[::1] data, Py_ssize_t offset, Py_ssize_t length) except *
 cpdef (uint64_t, uint64_t) prefix_digest(uint64_t low, uint64_t high, const int32_t[::1] tokens) except *
@@ -35,6 +81,8 @@ cpdef int q_to_counts(const uint8_t[::1] mem, Py_ssize_t offset, Py_ssize_t n, u
 cpdef int allocate(const double[::1] weights, uint32_t[::1] counts) except? -1
 cpdef int block_sums(const double[::1] weights, double[::1] out) except? -1
 cpdef double tree_sum(const double[::1] sums) except? -1.0
+cpdef Py_ssize_t tree_nodes(const double[::1] sums, Py_ssize_t first, Py_ssize_t blocks, double[::1] out) except? -1
+cpdef double tree_root(const uint32_t[::1] edges, const double[::1] nodes) except? -1.0
 cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) except? -1
 
 cpdef (uint32_t, uint32_t, uint32_t, uint32_t) philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,

@@ -45,6 +45,9 @@ cdef extern from "pp1q_kernels.h" nogil:
     size_t pp1q_allocate_scratch_bytes(size_t n)
     int pp1q_block_sums(const double *weights, size_t n, double *out)
     double pp1q_tree_sum(double *sums, size_t n)
+    size_t pp1q_tree_nodes(double *sums, size_t first, size_t end, size_t blocks, double *out)
+    double pp1q_tree_root(const uint32_t *edges, size_t shards, const double *nodes)
+    size_t pp1q_tree_node_count(size_t first, size_t end, size_t blocks)
     int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch)
     size_t pp1q_top_k_scratch_bytes(size_t n, size_t k)
     int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch)
@@ -313,6 +316,34 @@ cpdef double tree_sum(const double[::1] sums) except? -1.0:
     return pp1q_tree_sum(<double *>scratch, n)
 
 
+cpdef Py_ssize_t tree_nodes(const double[::1] sums, Py_ssize_t first, Py_ssize_t blocks, double[::1] out) except? -1:
+    """The sums of the fewest whole nodes of the tree over `blocks` leaves that make up those of `sums`, which start at leaf
+    `first`. Returns how many were written to `out`, which has room for 128."""
+    cdef Py_ssize_t n = sums.shape[0]
+    if first < 0 or blocks < 0 or first > blocks or n > blocks - first or blocks >= 1 << 31:
+        raise ValueError(f"{n} leaves from {first} are not among {blocks}")
+    if out.shape[0] < 128:
+        raise ValueError(f"nodes need room for 128, not {out.shape[0]}")
+    _reserve(<size_t>n * sizeof(double) + 64)
+    memmove(scratch, &sums[0], <size_t>n * sizeof(double))
+    return <Py_ssize_t>pp1q_tree_nodes(<double *>scratch, <size_t>first, <size_t>(first + n), <size_t>blocks, &out[0])
+
+
+cpdef double tree_root(const uint32_t[::1] edges, const double[::1] nodes) except? -1.0:
+    """The root of the tree from the nodes of all shards, in order. Shard s has the leaves [edges[s], edges[s + 1])."""
+    cdef Py_ssize_t shards = edges.shape[0] - 1, s
+    cdef size_t wanted = 0
+    if shards < 1 or edges[0] != 0 or edges[shards] >= <uint32_t>1 << 31:
+        raise ValueError("edges must begin at 0 and end below 2^31")
+    for s in range(shards):
+        if edges[s + 1] < edges[s] or edges[s + 1] > edges[shards]:
+            raise ValueError("edges must not fall")
+        wanted += pp1q_tree_node_count(edges[s], edges[s + 1], edges[shards])
+    if <size_t>nodes.shape[0] != wanted:
+        raise ValueError(f"these shards have {wanted} nodes, not {nodes.shape[0]}")
+    return pp1q_tree_root(&edges[0], <size_t>shards, &nodes[0])
+
+
 cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) except? -1:
     """Writes the ascending indexes of the `k` largest positive weights (ties to the lowest) into `ids`.
 
@@ -328,6 +359,9 @@ cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) e
         return 0
     _reserve(pp1q_top_k_scratch_bytes(<size_t>n, <size_t>k))
     return pp1q_top_k(&weights[0], <size_t>n, <size_t>k, &ids[0], scratch)
+
+
+include "target.pxi"
 
 
 # -- random numbers, copies, clock -------------------------------------------------------------------------------------

@@ -42,6 +42,79 @@ double pp1q_tree_sum(double *sums, size_t n)
     return sums[0];
 }
 
+/* The level of the largest node that starts at `first` and ends at or before `end`. A node (l, i) covers the blocks from i*2^l
+ * up to (i+1)*2^l or the last: an odd one is carried up unchanged. */
+static unsigned node_level(size_t first, size_t end, size_t blocks)
+{
+    unsigned level = 0;
+    while (((size_t)1 << level) < blocks && first % ((size_t)2 << level) == 0) {
+        size_t next = first + ((size_t)2 << level);
+        if ((next < blocks ? next : blocks) > end)
+            break;
+        level++;
+    }
+    return level;
+}
+
+static size_t node_end(size_t first, unsigned level, size_t blocks)
+{
+    size_t end = first + ((size_t)1 << level);
+    return end < blocks ? end : blocks;
+}
+
+size_t pp1q_tree_node_count(size_t first, size_t end, size_t blocks)
+{
+    size_t found = 0;
+    for (; first < end; found++)
+        first = node_end(first, node_level(first, end, blocks), blocks);
+    return found;
+}
+
+size_t pp1q_tree_nodes(double *sums, size_t first, size_t end, size_t blocks, double *out)
+{
+    size_t found = 0, at = first;
+    uint64_t saved = pp1q_fp_enter();
+    while (at < end) {
+        size_t next = node_end(at, node_level(at, end, blocks), blocks);
+        out[found++] = pp1q_tree_sum(sums + (at - first), next - at);
+        at = next;
+    }
+    pp1q_fp_leave(saved);
+    return found;
+}
+
+double pp1q_tree_root(const uint32_t *edges, size_t shards, const double *nodes)
+{
+    struct { size_t first; unsigned level; double sum; } stack[PP1Q_NODES];
+    size_t held = 0, blocks = edges[shards];
+    uint64_t saved = pp1q_fp_enter();
+    for (size_t s = 0; s < shards; s++)
+        for (size_t at = edges[s]; at < edges[s + 1];) {
+            stack[held].first = at;
+            stack[held].level = node_level(at, edges[s + 1], blocks);
+            stack[held++].sum = *nodes++;
+            at = node_end(at, stack[held - 1].level, blocks);
+            for (;;) { /* as long as the last one has its left sibling, or can have no right one */
+                size_t top = held - 1, index = stack[top].first >> stack[top].level;
+                if (((size_t)1 << stack[top].level) >= blocks)
+                    break;
+                if (index % 2 == 0) {
+                    if (node_end(stack[top].first, stack[top].level, blocks) < blocks)
+                        break;
+                    stack[top].level++;
+                } else {
+                    if (top == 0 || stack[top - 1].level != stack[top].level)
+                        break;
+                    stack[top - 1].sum += stack[top].sum;
+                    stack[top - 1].level++;
+                    held--;
+                }
+            }
+        }
+    pp1q_fp_leave(saved);
+    return held ? stack[0].sum : 0.0;
+}
+
 /* Of n keys, the want-th largest (1 <= want <= n), and in *ties how many keys equal to it belong to the want largest.
  * Radix selection, eight bits at a time: linear whatever the keys are. Destroys keys. */
 static uint64_t select_largest(uint64_t *keys, size_t n, size_t want, size_t *ties)

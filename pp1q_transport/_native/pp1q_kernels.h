@@ -40,6 +40,11 @@ const char *pp1q_reason_name(int code);
 #define PP1Q_BUCKETS 1024u          /* linear classes of allocation remainders */
 #define PP1Q_HASH_STATE_BYTES 640u  /* at least sizeof(XXH3_state_t), which is 64-byte aligned; checked at compile time */
 
+/* How weights of a target become integers, and the two parts of their exact total W = upper/M * 2^24 + lower. */
+struct pp1q_scale {
+    double scale, upper, lower;
+};
+
 /* One instruction-set level. Every level computes the same bits; they differ in speed only. */
 struct pp1q_ops {
     const char *name;
@@ -66,6 +71,13 @@ struct pp1q_ops {
     size_t (*tickets)(uint32_t *counts, const uint16_t *buckets, size_t n, uint16_t edge, uint32_t *ids);
     /* Start of the next whole tree block at or after `from` with a weight > floor (end if none); *bad as block_sums. */
     size_t (*find_above)(const double *weights, size_t from, size_t end, double floor, int *bad);
+    /* block_sums of FP32 weights at any address. */
+    int (*narrow_sums)(const uint8_t *weights, size_t n, double *out);
+    /* Exact sum of the integers nearest to weight * scale (FP64 weights if wide, else FP32). */
+    double (*fixed_sum)(const uint8_t *weights, size_t n, int wide, double scale);
+    /* Sums over tokens with p > q of w - c*upper/M and of q*lower: times M, their difference is the residual mass. */
+    void (*residual)(const uint8_t *weights, const uint8_t *q, size_t n, int wide, const struct pp1q_scale *scale,
+                     double out[2]);
 };
 
 extern const struct pp1q_ops pp1q_ops_base;
@@ -116,12 +128,64 @@ int pp1q_cursor_finish(pp1q_cursor *cursor, uint64_t expected_digest, uint64_t e
 size_t pp1q_allocate_scratch_bytes(size_t n);
 int pp1q_block_sums(const double *weights, size_t n, double *out);
 double pp1q_tree_sum(double *sums, size_t n); /* destroys sums; 0.0 for n = 0 */
+/* The tree over `blocks` sums, of which a shard has [first, end): writes the sums of the fewest whole nodes that make those up
+ * (at most PP1Q_NODES) to out and returns how many. Destroys sums, which begin at block `first`. */
+#define PP1Q_NODES 128u
+size_t pp1q_tree_nodes(double *sums, size_t first, size_t end, size_t blocks, double *out);
+/* The root, from the nodes of all shards in order; shard s has the blocks [edges[s], edges[s+1]), the last edge is `blocks`. */
+double pp1q_tree_root(const uint32_t *edges, size_t shards, const double *nodes);
+size_t pp1q_tree_node_count(size_t first, size_t end, size_t blocks);
 int pp1q_allocate(const double *weights, size_t n, uint32_t *counts, void *scratch);
 /* The second half of pp1q_allocate: weights known good, total >= each of them. A total that is not theirs is refused as
  * inconsistent. No bracket of the floating-point mode. */
 int pp1q_allocate_over(const double *weights, size_t n, double total, uint32_t *counts, void *scratch);
 size_t pp1q_top_k_scratch_bytes(size_t n, size_t k);
 int64_t pp1q_top_k(const double *weights, size_t n, size_t k, int32_t *ids, void *scratch); /* or minus a reason */
+
+/* -- verification (SPEC sections 6 and 7) ------------------------------------------------------------------------- */
+
+__extension__ typedef unsigned __int128 pp1q_u128;
+
+#define PP1Q_FIXED_BITS 51 /* fixed-point weights of a whole vocabulary sum to about 2^50 .. 2^51 */
+
+/* A target's weights, or a shard of them: float or double [n] at any address, and what stands for them. The integer weight
+ * of a token is the one nearest to weight * 2^exponent (ties to even); p is integer weight / total of all shards. */
+typedef struct {
+    const uint8_t *weights;
+    size_t n;
+    int wide; /* FP64, else FP32 */
+    int exponent;
+} pp1q_target;
+
+/* ceil(n/32) leaves of the fixed tree; INVALID_WEIGHTS for a NaN, infinite or sign-carrying weight. */
+int pp1q_target_sums(const pp1q_target *target, double *sums);
+/* The exponent for weights of tree sum `sum`: sum * 2^exponent is in [2^50, 2^51). INT32_MIN for a sum without one. */
+int pp1q_target_exponent(double sum);
+uint64_t pp1q_target_weight(const pp1q_target *target, size_t index);
+/* Sums of the integer weights of every PP1Q_BLOCK tokens; returns their total, UINT64_MAX if one is above 2^52. */
+uint64_t pp1q_target_masses(const pp1q_target *target, uint64_t *masses);
+/* First index whose cumulative integer weight exceeds threshold, -1 if there is none. */
+int64_t pp1q_target_pick(const pp1q_target *target, const uint64_t *masses, uint64_t threshold);
+
+/* Masses of max(p - q, 0) in units of 1/(M*W), of every PP1Q_BLOCK tokens: dense q FP32 [n], at any address. Adds the
+ * counts seen to *counts and the masses to *sum; a reason if a value is no dyadic probability. */
+int pp1q_residual_dense(const pp1q_target *target, uint64_t total, const uint8_t *q, pp1q_u128 *masses, uint64_t *counts,
+                        pp1q_u128 *sum);
+/* The same with q on ids (ascending, below n; checked: ID_RANGE, ID_DUPLICATE, ID_ORDER) and 0 elsewhere. */
+int pp1q_residual_sparse(const pp1q_target *target, uint64_t total, const uint64_t *weight_masses, const uint8_t *q,
+                         const uint8_t *ids, size_t entries, pp1q_u128 *masses, uint64_t *counts, pp1q_u128 *sum);
+/* First index whose cumulative residual exceeds threshold, -1 if there is none. ids NULL for a dense q. */
+int64_t pp1q_residual_pick(const pp1q_target *target, uint64_t total, const uint8_t *q, const uint8_t *ids, size_t entries,
+                           const pp1q_u128 *masses, pp1q_u128 threshold);
+/* u64 * c * W < 2^64 * M * w, exactly; total and weight below 2^63. */
+int pp1q_accept(uint64_t u64, uint32_t count, uint64_t weight, uint64_t total);
+
+/* The greedy lane: of `requests` rows of `depth` drafts and `depth + 1` winners of the target (each int32, or int64 if wide)
+ * the accepted prefix and the one winner after it. tokens: int64 [requests, depth + 1], -1 behind the committed ones;
+ * accepted: int32 [requests]. depths: int32 [requests], how many drafts count, or NULL for all. Returns 0, or 1 + the
+ * request whose depth, draft or winner is out of range (nothing is written for it or after it). */
+size_t pp1q_greedy_commit(const void *drafts, int wide_drafts, const void *winners, int wide_winners, const int32_t *depths,
+                          size_t requests, size_t depth, int64_t vocab_size, int64_t *tokens, int32_t *accepted);
 
 /* -- random numbers, digests, clock -------------------------------------------------------------------------------- */
 

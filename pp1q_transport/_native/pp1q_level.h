@@ -336,6 +336,8 @@ static size_t level_find_above(const double *weights, size_t from, size_t end, d
     return from;
 }
 
+#include "pp1q_level_verify.h"
+
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define TEXT_(a) #a
@@ -357,4 +359,7 @@ const struct pp1q_ops PASTE(pp1q_ops_, LEVEL_NAME) = {
     .at_or_above = level_at_or_above,
     .tickets = level_tickets,
     .find_above = level_find_above,
+    .narrow_sums = level_narrow_sums,
+    .fixed_sum = level_fixed_sum,
+    .residual = level_residual,
 };

@@ -19,7 +19,8 @@
 
 #define KERNELS(X)                                                                                                   \
     X(hash64) X(hash128) X(prefix) X(dense) X(cursor) X(sparse) X(draw_counts) X(draw_q) X(counts_to_q)              \
-    X(q_to_counts) X(allocate) X(inconsistent) X(tree) X(top_k) X(philox) X(draw_words)
+    X(q_to_counts) X(allocate) X(inconsistent) X(tree) X(top_k) X(philox) X(draw_words) X(target) X(residual)        \
+    X(accept) X(commit)
 
 struct record {
     uint64_t params[16];
@@ -161,6 +162,24 @@ static int run_inconsistent(const struct record *r)
     return good;
 }
 
+/* The root again, from the nodes of three shards of the blocks. */
+static int same_over_shards(const uint8_t *block_sums, size_t blocks, uint64_t expected)
+{
+    const uint32_t edges[4] = {0, (uint32_t)(blocks / 3), (uint32_t)(blocks - blocks / 4), (uint32_t)blocks};
+    double nodes[3 * PP1Q_NODES], *sums = obtain(blocks * 8), root;
+    size_t held = 0;
+    for (int s = 0; s < 3; s++) {
+        size_t own = edges[s + 1] - edges[s], before = held;
+        memcpy(sums, block_sums + 8 * (size_t)edges[s], 8 * own);
+        held += pp1q_tree_nodes(sums, edges[s], edges[s + 1], blocks, nodes + held);
+        if (held - before != pp1q_tree_node_count(edges[s], edges[s + 1], blocks))
+            return 0;
+    }
+    free(sums);
+    root = pp1q_tree_root(edges, 3, nodes);
+    return memcmp(&root, &expected, 8) == 0;
+}
+
 /* params: reason, bits of the root; blobs: weights, block sums (empty if refused). Not under "flush": no bracket here. */
 static int run_tree(const struct record *r)
 {
@@ -170,7 +189,7 @@ static int run_tree(const struct record *r)
     if (good && r->params[0] == 0) {
         good = memcmp(sums, r->blob[1], r->bytes[1]) == 0;
         root = pp1q_tree_sum(sums, blocks);
-        good = good && memcmp(&root, &r->params[1], 8) == 0;
+        good = good && memcmp(&root, &r->params[1], 8) == 0 && same_over_shards(r->blob[1], blocks, r->params[1]);
     }
     free(sums);
     return good;
@@ -211,6 +230,83 @@ static int run_draw_words(const struct record *r)
     pp1q_draw_words(r->params[0], (uint32_t)r->params[1], (uint32_t)r->params[2], (uint32_t)r->params[3],
                     (uint32_t)r->params[4], out);
     return same_words(out, r->params + 5);
+}
+
+/* params: wide, reason, exponent, total, threshold, index; blobs: weights, integer weights (empty if refused) */
+static int run_target(const struct record *r)
+{
+    uint8_t *whole, *weights = misplaced(r, 0, &whole);
+    pp1q_target target = {.weights = weights, .n = r->bytes[0] / (r->params[0] ? 8 : 4), .wide = (int)r->params[0]};
+    size_t blocks = (target.n + PP1Q_TREE - 1) / PP1Q_TREE;
+    double *sums = obtain(blocks * 8);
+    uint64_t *masses = obtain((target.n / PP1Q_BLOCK + 1) * 8), expected;
+    int reason = pp1q_target_sums(&target, sums), good;
+    if (!reason) {
+        target.exponent = pp1q_target_exponent(pp1q_tree_sum(sums, blocks));
+        if (target.exponent == INT32_MIN)
+            reason = PP1Q_E_INVALID_WEIGHTS;
+    }
+    good = reason == (int)r->params[1];
+    if (good && !reason) {
+        good = target.exponent == (int)(int64_t)r->params[2] && pp1q_target_masses(&target, masses) == r->params[3] &&
+               pp1q_target_pick(&target, masses, r->params[4]) == (int64_t)r->params[5];
+        for (size_t i = 0; i < target.n; i++) {
+            memcpy(&expected, r->blob[1] + 8 * i, 8);
+            good = good && pp1q_target_weight(&target, i) == expected;
+        }
+    }
+    free(masses);
+    free(sums);
+    free(whole);
+    return good;
+}
+
+/* params: wide, exponent, entries (0: dense), weights, reason, counts, mass high and low, threshold high and low, index;
+ * blobs: weights, q and then the IDs */
+static int run_residual(const struct record *r)
+{
+    uint8_t *whole, *weights = misplaced(r, 0, &whole), *whole_q, *q = misplaced(r, 1, &whole_q);
+    pp1q_target target = {.weights = weights, .n = r->params[3], .wide = (int)r->params[0],
+                          .exponent = (int)(int64_t)r->params[1]};
+    size_t entries = r->params[2], blocks = target.n / PP1Q_BLOCK + 1;
+    const uint8_t *ids = entries ? q + 4 * entries : NULL;
+    uint64_t *weight_masses = obtain(blocks * 8), counts = 0, total = pp1q_target_masses(&target, weight_masses);
+    pp1q_u128 *masses = obtain(blocks * 16), sum = 0;
+    int reason = ids == NULL ? pp1q_residual_dense(&target, total, q, masses, &counts, &sum)
+                             : pp1q_residual_sparse(&target, total, weight_masses, q, ids, entries, masses, &counts, &sum);
+    int good = reason == (int)r->params[4];
+    if (good && !reason)
+        good = counts == r->params[5] && (uint64_t)(sum >> 64) == r->params[6] && (uint64_t)sum == r->params[7] &&
+               pp1q_residual_pick(&target, total, q, ids, entries, masses,
+                                  (pp1q_u128)r->params[8] << 64 | r->params[9]) == (int64_t)r->params[10];
+    free(masses);
+    free(weight_masses);
+    free(whole);
+    free(whole_q);
+    return good;
+}
+
+static int run_accept(const struct record *r)
+{
+    return pp1q_accept(r->params[0], (uint32_t)r->params[1], r->params[2], r->params[3]) == (int)r->params[4];
+}
+
+/* params: wide drafts, wide winners, depth, vocabulary, result, accepted, up to 8 tokens; blobs: drafts, winners */
+static int run_commit(const struct record *r)
+{
+    size_t depth = r->params[2];
+    int64_t tokens[9];
+    int32_t accepted = -1;
+    uint8_t *whole, *drafts = misplaced(r, 0, &whole);
+    int good = depth < 9 && pp1q_greedy_commit(drafts, (int)r->params[0], r->blob[1], (int)r->params[1], NULL, 1, depth,
+                                               (int64_t)r->params[3], tokens, &accepted) == r->params[4];
+    if (good && r->params[4] == 0) {
+        good = accepted == (int32_t)r->params[5];
+        for (size_t i = 0; i <= depth; i++)
+            good = good && tokens[i] == (int64_t)r->params[6 + i];
+    }
+    free(whole);
+    return good;
 }
 
 #define ENTRY(name) {#name, run_##name},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections.abc import Iterator
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import kernel_cases as cases
 
-from pp1q_transport._native import oracle
+from pp1q_transport._native import oracle, verify_oracle
 from pp1q_transport.errors import Reason
 
 KERNELS = (
     "hash64", "hash128", "prefix", "dense", "cursor", "sparse", "draw_counts", "draw_q", "counts_to_q",
-    "q_to_counts", "allocate", "inconsistent", "tree", "top_k", "philox", "draw_words",
+    "q_to_counts", "allocate", "inconsistent", "tree", "top_k", "philox", "draw_words", "target", "residual", "accept", "commit",
 )  # fmt: skip
 U64 = (1 << 64) - 1
 SEEDS = (0, 1, U64, 0x9E3779B97F4A7C15)
@@ -124,6 +125,70 @@ def random_records(rng: random.Random) -> Iterator[bytes]:
         yield record("draw_words", [*place, *oracle.draw_words(*place)])
 
 
+def _narrowed(values: list[float]) -> list[float]:
+    """The values as FP32, where they fit."""
+    return [struct.unpack("<f", struct.pack("<f", value))[0] for value in values]
+
+
+def _tables_of_weights() -> Iterator[tuple[bool, list[float], bytes]]:
+    for values in cases.weights().values():
+        yield True, values, f64s(values)
+        if all(not math.isfinite(value) or abs(value) < 3e38 for value in values):
+            narrow = _narrowed(values)
+            yield False, narrow, struct.pack(f"<{len(narrow)}f", *narrow)
+
+
+def target_records(rng: random.Random) -> Iterator[bytes]:
+    for wide, values, blob in _tables_of_weights():
+        code, exponent, fixed = verify_oracle.fixed_weights(values)
+        total = sum(fixed)
+        threshold = rng.randrange(total) if total else 0
+        index = verify_oracle.pick(fixed, threshold)
+        yield record("target", [wide, code, exponent, total, threshold, index], blob, struct.pack(f"<{len(fixed)}Q", *fixed))
+        if code or len(values) < 2:
+            continue
+        for positive in (1, 7, len(values)):
+            counts = cases.random_counts(rng, len(values), positive=positive)
+            masses = verify_oracle.residual(fixed, total, counts)
+            mass = sum(masses)
+            for threshold in {0, mass - 1, rng.randrange(mass)} if mass else ():
+                index = verify_oracle.pick(masses, threshold)
+                judged = [0, oracle.MASS, mass >> 64, mass, threshold >> 64, threshold, index]
+                yield record("residual", [wide, exponent, 0, len(values), *judged], blob, oracle.counts_to_q(counts))
+                ids = [token for token, count in enumerate(counts) if count]
+                q = oracle.counts_to_q([counts[token] for token in ids]) + i32s(ids)
+                yield record("residual", [wide, exponent, len(ids), len(values), *judged], blob, q)
+        for bits in (cases.BITS["third"], cases.BITS["nan"], cases.BITS["minus_quarter"], 0x3F800000):
+            q = struct.pack("<I", bits) * len(values)
+            code = Reason.MASS.code if bits == 0x3F800000 else oracle.q_to_counts(q, 1)[0]
+            yield record("residual", [wide, exponent, 0, len(values), code, *[0] * 6], blob, q)
+        for ids, code in (([1, 1], Reason.ID_DUPLICATE), ([1, 0], Reason.ID_ORDER), ([0, len(values)], Reason.ID_RANGE)):
+            q = oracle.counts_to_q([oracle.MASS // 2] * 2) + i32s(ids)
+            yield record("residual", [wide, exponent, 2, len(values), code.code, *[0] * 6], blob, q)
+
+
+def judging_records(rng: random.Random) -> Iterator[bytes]:
+    for _ in range(300):
+        total = rng.randrange(1, rng.choice((9, 1 << 38, 1 << 52)))
+        weight, count = rng.randrange(total + 1), rng.randrange(1, rng.choice((5, oracle.MASS)) + 1)
+        edge = -(-(oracle.MASS * weight << 64) // (count * total))
+        for u64 in (0, edge - 1, edge, edge + 1, U64, rng.getrandbits(64)):
+            if 0 <= u64 <= U64:
+                yield record("accept", [u64, count, weight, total, verify_oracle.accept(u64, count, weight, total)])
+    for _ in range(200):
+        depth, wide_drafts, wide_winners = rng.randrange(8), rng.randrange(2), rng.randrange(2)
+        drafts = [rng.randrange(2) for _ in range(depth)]
+        winners = [rng.randrange(2) for _ in range(depth + 1)]
+        out = verify_oracle.greedy_commit(drafts, winners)
+        bad = rng.random() < 0.2
+        if bad:
+            rng.choice([winners, drafts or winners])[0] = rng.choice((-1, 2, 2**31 - 1, -(2**31)))
+        params = [wide_drafts, wide_winners, depth, 2, int(bad), len(out) - 1, *out, *[-1] * (depth + 1 - len(out))]
+        both = ((drafts, wide_drafts), (winners, wide_winners))
+        packed = (struct.pack(f"<{len(tokens)}{'iq'[wide]}", *tokens) for tokens, wide in both)
+        yield record("commit", params, *packed)
+
+
 def write(path: Path) -> dict[str, int]:
     """Writes the file; returns how many records each kernel got."""
     rng = random.Random(99)
@@ -134,6 +199,8 @@ def write(path: Path) -> dict[str, int]:
         *weight_records(),
         *inconsistent_records(),
         *random_records(rng),
+        *target_records(rng),
+        *judging_records(rng),
     ]
     path.write_bytes(b"PP1QVEC1" + struct.pack("<Q", len(records)) + b"".join(records))
     counts = dict.fromkeys(KERNELS, 0)

@@ -1,4 +1,4 @@
-"""The reference verifier: rejection sampling in exact integers, so that what is committed follows the target's p.
+"""The integer kernel: rejection sampling in exact integers, so that what is committed follows the target's p.
 
 Between a proposal (tokens and the very q each was drawn from) with the target's own weights on one side, and the tokens
 to commit on the other. Does no I/O, keeps no state, never rounds and never renormalises q. SPEC section 6, layer (b).
@@ -16,9 +16,12 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .dyadic import MASS, to_counts
-from .errors import InvalidQ, LocalMisuse, Reason
-from .rng import Domain, draw64
+from ..dyadic import MASS, to_counts
+from ..errors import InvalidQ, LocalMisuse, Reason
+from ..rng import Domain, draw64
+
+Draw: TypeAlias = Callable[[int, Domain, int, int, int], int]
+"""Noise of (seed, domain, generation, round, position): `rng.draw64`, or a `KeyGuard`'s, which lets no key be used twice."""
 
 TargetRow: TypeAlias = tuple[NDArray[np.uint64], int]
 """The target's exact p after its own processors: weights uint64 [V] and their exact sum W <= `MAX_TOTAL`."""
@@ -150,10 +153,12 @@ def correct(masses: NDArray[np.uint64], weights: NDArray[np.uint64], u64: int) -
     return pick(weights, u64), False
 
 
-def target_only(weights: NDArray[np.uint64], seed: int, generation: int, round: int, position: int) -> int:
+def target_only(
+    weights: NDArray[np.uint64], seed: int, generation: int, round: int, position: int, *, draw: Draw | None = None
+) -> int:
     """One token from p = `weights` (uint64 [V]) at the absolute `position`, from the CORRECTION domain."""
     check_weights(weights, int(weights.sum()))
-    return pick(weights, draw64(seed, Domain.CORRECTION, generation, round, position))
+    return pick(weights, (draw or draw64)(seed, Domain.CORRECTION, generation, round, position))
 
 
 def verify_chain(
@@ -164,6 +169,8 @@ def verify_chain(
     generation: int,
     round: int,
     first_position: int,
+    *,
+    draw: Draw | None = None,
 ) -> Verdict:
     """Verifies one proposal whole: accepted drafts, then the correction of the first rejection or the bonus.
 
@@ -171,28 +178,30 @@ def verify_chain(
     `target_weights_at(i)` gives the target's row after the committed prefix and the first `i` proposed tokens; it is
     asked for i = 0, 1, ... only as far as the chain is accepted, and for i = depth if all of it is. Noise: the ACCEPT
     domain at each tested position, the CORRECTION domain at the position of the one token that the target adds.
-    SPEC sections 5 and 6. Raises `LocalMisuse` for inputs that do not fit each other, `InvalidQ` for a q that is none.
+    `draw` stands for `rng.draw64`. SPEC sections 5 and 6. Raises `LocalMisuse` for inputs that do not fit each other,
+    `InvalidQ` for a q that is none.
     """
+    noise_of = draw or draw64
     if not proposal_tokens or len(proposal_tokens) != len(qs):
         raise LocalMisuse(f"{len(proposal_tokens)} tokens with {len(qs)} rows of q; with none at all use target_only")
     for index, (token, q) in enumerate(zip(proposal_tokens, qs, strict=True)):
         weights, total = target_weights_at(index)
         check_weights(weights, total)
-        _check_fit(token, q, len(weights))
+        check_fit(token, q, len(weights))
         count = q.count_of(token)
         if count == 0:
             raise InvalidQ(Reason.ZERO_Q_TOKEN, f"token {token} at index {index}")
         position = first_position + index
-        if accept(draw64(seed, Domain.ACCEPT, generation, round, position), count, int(weights[token]), total):
+        if accept(noise_of(seed, Domain.ACCEPT, generation, round, position), count, int(weights[token]), total):
             continue
         masses = residual(weights, total, q.counts(), q.ids)
-        noise = draw64(seed, Domain.CORRECTION, generation, round, position)
+        noise = noise_of(seed, Domain.CORRECTION, generation, round, position)
         correction, from_residual = correct(masses, weights, noise)
         return Verdict(index, [*proposal_tokens[:index], correction], no_residual=int(not from_residual))
     depth = len(proposal_tokens)
     weights, total = target_weights_at(depth)
     check_weights(weights, total)
-    bonus = pick(weights, draw64(seed, Domain.CORRECTION, generation, round, first_position + depth))
+    bonus = pick(weights, noise_of(seed, Domain.CORRECTION, generation, round, first_position + depth))
     return Verdict(depth, [*proposal_tokens, bonus])
 
 
@@ -201,7 +210,8 @@ def _check_noise(u64: int) -> None:
         raise LocalMisuse(f"noise must be a 64-bit integer, not {u64}")
 
 
-def _check_fit(token: int, q: QRow, vocabulary: int) -> None:
+def check_fit(token: int, q: QRow, vocabulary: int) -> None:
+    """Raises `LocalMisuse` unless `token` and a dense q's length fit `vocabulary`, a sparse q's values its IDs."""
     if not 0 <= token < vocabulary:
         raise LocalMisuse(f"token {token} is outside the target's vocabulary of {vocabulary}")
     if q.ids is None and len(q.values) != vocabulary:
