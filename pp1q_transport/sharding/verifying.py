@@ -87,7 +87,7 @@ def accept_sharded(target: ShardTarget, token: int, q: QRow, u64: int | None) ->
             count, code = 0, error.reason.code
         facts[1:] = target.row.weight(token - shard.first_id), count, code
     noise, weight, count, code = (yield from all_sum("noise, weight and count", facts)).tolist()
-    if code or count == 0:
+    if count == 0:
         raise InvalidQ(Reason.from_code(code) if code else Reason.ZERO_Q_TOKEN, f"token {token}")
     return kernels.accept(noise, count, weight, target.total)
 

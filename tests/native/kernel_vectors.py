@@ -138,7 +138,28 @@ def _tables_of_weights() -> Iterator[tuple[bool, list[float], bytes]]:
             yield False, narrow, struct.pack(f"<{len(narrow)}f", *narrow)
 
 
+    denormal = [struct.unpack("<f", struct.pack("<I", bits))[0] for bits in (1, 0, 3, 0x7FFFFF, 2, 0)]
+    yield False, denormal, struct.pack("<6f", *denormal)
+
+
+def _next_to_equal(rng: random.Random) -> Iterator[bytes]:
+    """p and q apart by less than the upper part of W can tell: max(p - q, 0) is decided by the lower one."""
+    for n in (2, 40, 1100):
+        counts = cases.random_counts(rng, n)
+        for spread in (1e-15, 1e-11, 1e-8):
+            values = [count * (1 + rng.choice((-1, 0, 1)) * spread * rng.random()) for count in counts]
+            code, exponent, fixed = verify_oracle.fixed_weights(values)
+            assert code == 0
+            masses = verify_oracle.residual(fixed, sum(fixed), counts)
+            mass = sum(masses)
+            threshold = rng.randrange(mass or 1)
+            index = verify_oracle.pick(masses, threshold)
+            judged = [0, oracle.MASS, mass >> 64, mass, threshold >> 64, threshold, index]
+            yield record("residual", [1, exponent, 0, n, *judged], f64s(values), oracle.counts_to_q(counts))
+
+
 def target_records(rng: random.Random) -> Iterator[bytes]:
+    yield from _next_to_equal(rng)
     for wide, values, blob in _tables_of_weights():
         code, exponent, fixed = verify_oracle.fixed_weights(values)
         total = sum(fixed)

@@ -122,6 +122,23 @@ def test_random_rows_equal_the_integer_kernel(seed: int, size: int, dtype: type,
         assert target.correct(few, u64) == (wide.pick(masses, u64), True)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 90), st.sampled_from((1e-15, 1e-13, 1e-11, 1e-9, 1e-7)))
+def test_p_next_to_q(seed: int, size: int, spread: float) -> None:
+    """Where p and q differ by next to nothing, the residual is decided in the lower part of W alone."""
+    noise = np.random.default_rng(seed)
+    counts = allocate(np.exp(noise.normal(size=size) * 2))
+    weights = counts * (1 + noise.integers(-1, 2, size) * noise.random(size) * spread)
+    target = FastTarget(weights)
+    masses = wide.residual(target.integers(), target.total, counts.tolist())
+    assert target.residual_mass(dense(counts)) == sum(masses)
+    few, few_counts = sparse(counts, size)
+    assert target.residual_mass(few) == sum(wide.residual(target.integers(), target.total, few_counts))
+    if any(masses):
+        for u64 in edges(wide.pick_lengths(masses), random.Random(seed)):
+            assert target.correct(dense(counts), u64) == (wide.pick(masses, u64), True)
+
+
 @pytest.mark.parametrize("dtype", (np.float32, np.float64))
 def test_rounding_stays_within_the_stated_bound(dtype: type) -> None:
     """TV(p', p) <= V/2 * 2^-50, and an acceptance threshold off by at most that over q: docs/verification.md."""
