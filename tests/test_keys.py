@@ -251,8 +251,8 @@ def test_bad_input_is_one_line_and_a_failure(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = run(*arguments)
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: ")
+    assert result.exit_code == 2
+    assert result.output.startswith("pp1q: ")
     assert result.output.count("\n") == 1
 
 

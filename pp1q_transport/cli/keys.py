@@ -11,20 +11,17 @@ from collections.abc import Mapping
 import click
 
 from .. import keys as key_files
-from ..errors import ConfigError
+from ._common import command_errors
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object for machines instead of text.")
 
 
 class _Group(click.Group):
-    """A group whose `ConfigError`s are one line and exit status 1."""
+    """A group whose `ConfigError`s are one line and exit status 2, as every command's."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Runs the sub-command."""
-        try:
-            return super().invoke(ctx)
-        except ConfigError as fault:
-            raise click.ClickException(str(fault)) from None
+        return command_errors(super().invoke)(ctx)
 
 
 def _say(as_json: bool, values: Mapping[str, object], text: str) -> None:

@@ -22,7 +22,7 @@ from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
 from .attached_ticket import GRACE_NS, RecordTicket
 from .proposal import Proposal, ProposalFacts
-from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
+from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step, refuse_unsettled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -281,8 +281,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         check_step(self, self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
-        if request.in_flight:  # until it is committed or discarded, as in the embedded engine
-            raise LocalMisuse(f"request {request.request} has a proposal in flight")
+        if request.in_flight:
+            refuse_unsettled(request, any(ticket.request is request for ticket in self._tickets.values()))
         if not self.free_slots:
             raise LocalMisuse("no free slot: release proposals, or negotiate more slots")
         drafted = self._limits["depth"] if depth is None else depth

@@ -18,7 +18,7 @@ from ..session.slots import Slot, SlotTable
 from ..staging import Region, SlotViews
 from .endpoint import Endpoint, same_slots
 from .proposal import Proposal, ProposalFacts, Q
-from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step
+from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step, refuse_unsettled
 
 if TYPE_CHECKING:
     from array import array
@@ -250,6 +250,8 @@ class Receiver(Endpoint, TargetSide):
         terms = session.terms
         check_step(self, terms.dense, terms.sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
+        if request.in_flight:
+            refuse_unsettled(request, any(ticket.request is request for ticket in self._tickets.values()))
         representation = wire.DENSE if support is None else wire.SPARSE
         try:
             slot = session.step(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from array import array
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsFloat, SupportsIndex
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -133,14 +133,14 @@ class TargetSide(Mapped, ABC):
         """
         if seed is None:
             seed = self.fresh_seed()
-        if not 0 <= request <= _U64_MAX or not 0 <= seed <= _U64_MAX:
-            raise LocalMisuse("request ID and seed must be u64")
-        if not 0 <= max_position <= wire.U32_MAX or not 0 <= generation <= wire.U32_MAX:
-            raise LocalMisuse("max_position and generation must be u32")
+        whole("request", request, 0, _U64_MAX)
+        whole("seed", seed, 0, _U64_MAX)
+        whole("max_position", max_position, 0, wire.U32_MAX)
+        whole("generation", generation, 0, wire.U32_MAX)
         generation = max(generation, self.requests.fresh_generation(request))
         size = self.limit("group_size")
-        if owner is not None and not 0 <= owner < size:
-            raise LocalMisuse(f"owner {owner} is no rank of a group of {size}")
+        if owner is not None:
+            whole("owner", owner, 0, size - 1)
         opened = Request(request, seed, self._int32(tokens), max_position, generation)
         opened.owner = request % size if owner is None else owner
         self._check_room(opened, 0)
@@ -225,8 +225,10 @@ class TargetSide(Mapped, ABC):
         return self.enqueue(request, **options).wait()
 
     def commit_target_only(self, request: Request, round: int, tokens: Iterable[int]) -> None:
-        """Commits what the target sampled by itself after a discard. A proposal still in flight is `LocalMisuse`: it would
-        be verified against a prefix it was not drafted for."""
+        """Commits what the target sampled by itself after a discard. `round`: the one that `ProposalDiscarded` names; what was
+        never begun is `LocalMisuse`, as is a proposal still in flight: it would be verified against a prefix it was not drafted
+        for. Where that raises, nothing is committed."""
+        whole("round", round, 0, request.round)
         fresh = self.check_tokens(request, tokens)
         self.check_idle(request)
         self.commit(request, round, wire.TARGET_ONLY, 0, fresh)
@@ -240,19 +242,37 @@ def check_step(
     limits: TargetSide, dense: bool, sparse: bool, depth: int | None, temperature: float, support: int | None
 ) -> None:
     """Raises `LocalMisuse` for what the leader would have to refuse."""
-    if depth is not None and not 1 <= depth <= limits.limit("depth"):
-        raise LocalMisuse(f"depth {depth} is outside 1..{limits.limit('depth')}")
-    if not 0.0 <= temperature <= TEMPERATURE_MOST:
-        raise LocalMisuse(f"temperature {temperature} is outside 0..{TEMPERATURE_MOST:g}")
+    if depth is not None:
+        whole("depth", depth, 1, limits.limit("depth"))
+    if not isinstance(temperature, SupportsFloat) or not 0.0 <= float(temperature) <= TEMPERATURE_MOST:
+        raise LocalMisuse(f"temperature {temperature!r} is outside 0..{TEMPERATURE_MOST:g}")
     if not (dense if support is None else sparse):
         raise LocalMisuse(f"{'dense' if support is None else 'sparse'} q was not negotiated")
-    if support is not None and not 1 <= support <= limits.limit("support"):
-        raise LocalMisuse(f"support {support} is outside 1..{limits.limit('support')}")
+    if support is not None:
+        whole("support", support, 1, limits.limit("support"))
 
 
 def check_numbers(budget_us: int, target_context: int, trace_id: int) -> None:
     """Raises `LocalMisuse` for numbers of a STEP that its frame can't hold."""
-    if not 1 <= budget_us <= wire.U32_MAX:
-        raise LocalMisuse(f"budget_us {budget_us} is outside 1..{wire.U32_MAX}")
-    if not 0 <= target_context <= _U64_MAX or not 0 <= trace_id <= _U64_MAX:
-        raise LocalMisuse("target_context and trace_id must be u64")
+    whole("budget_us", budget_us, 1, wire.U32_MAX)
+    whole("target_context", target_context, 0, _U64_MAX)
+    whole("trace_id", trace_id, 0, _U64_MAX)
+
+
+def refuse_unsettled(request: Request, under_way: bool) -> NoReturn:
+    """Raises the `LocalMisuse` of a STEP for a request whose last round is neither committed nor discarded."""
+    if under_way:
+        raise LocalMisuse(f"request {request.request} has a proposal in flight")
+    last = max(0, request.round - 1)
+    raise LocalMisuse(
+        f"round {last} of request {request.request} is not committed: commit its proposal, or what the target sampled by itself "
+        f"(`commit_target_only(request, {last}, tokens)`)"
+    )
+
+
+def whole(name: str, value: int, least: int, most: int) -> None:
+    """Raises `LocalMisuse` for a number that is no integer (numpy's are) in `least`..`most`."""
+    if not isinstance(value, SupportsIndex):
+        raise LocalMisuse(f"{name} must be an integer, not {value!r}")
+    if not least <= int(value) <= most:
+        raise LocalMisuse(f"{name} {value} is outside {least}..{most}")

@@ -313,7 +313,7 @@ def _group(table: Table, base: Path) -> GroupSettings:
 
 def _draft(table: Table, base: Path) -> DraftSettings:
     size = table.integer("size", (1, MAX_RANKS), 1)
-    rank = table.integer("rank", (0, size - 1), 0)
+    rank = table.integer("rank", (0, size - 1), None if table.has("connect") else 0)  # only rank 0 needs not say so
     listen, connect, server = _between_ranks(table, base, size, rank, "draft")
     if rank == 0:
         table.forbid("targets", "those of rank 0 are its [[peer]] entries")

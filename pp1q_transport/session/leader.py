@@ -403,10 +403,11 @@ class LeaderSession(SessionMachine):
             self.peer_status = code
             self.news.append(("receiver_status", reason, header.slot, header.slot_generation))
             return 0
-        self.counters.refuse(reason)
         self.counters.add("reset")
         self.news.append(("reset", reason, header.slot, header.slot_generation))
         grant = self.grants[header.slot]
+        if grant.generation != header.slot_generation or grant.state != DEAD:
+            self.counters.refuse(reason)  # else it answers our own word, which was counted
         if grant.generation == header.slot_generation:
             grant.state = DEAD
             self.outbox.withdraw(grant.slot)
