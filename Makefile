@@ -9,7 +9,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-units wheel check-wheel soak kills
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-units wheel check-wheel test-rdma soak kills
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -44,16 +44,23 @@ check-deploy:  ## what operators install, each file by the tool of its trade
 check-units: .venv/.installed  ## the real daemons under the real systemd units, in a container (root)
 	scripts/boot-units.sh
 
+test-rdma: .venv/.test-tools  ## the RDMA lanes, in a virtual machine with Soft-RoCE
+	$(BIN)/python tests/rdma/vm/run.py
+
 wheel: .venv/.installed  ## dist/: an sdist, and a manylinux wheel built from it
 	scripts/wheel.sh
 
-check-wheel: .venv/.installed  ## the wheel, used where there is no compiler
+check-test-rdma: .venv/.test-tools  ## the RDMA lanes, in a virtual machine with Soft-RoCE
+	$(BIN)/python tests/rdma/vm/run.py
+
+wheel: .venv/.installed  ## the wheel, used where there is no compiler
 	scripts/check-wheel.sh
 
 test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
 	scripts/check-deploy.sh
 	scripts/check-wheel.sh
+	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, then the link against plain sockets

@@ -7,6 +7,7 @@ that ran, or with one that was skipped, is a SKIP. With PP1Q_REQUIRE_RDMA set a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--col
 
 @dataclass(frozen=True)
 class Lane:
-    """`command` is a shell line, `tests` are arguments of pytest. `mutant`: a rule to take out, after which every test must fail."""
+    """`command` is a shell line, `tests` are arguments of pytest. `mutant`: a rule that is taken out: every test must fail."""
 
     says: str
     tests: tuple[str, ...] = ()
@@ -107,10 +108,8 @@ def run_lane(name: str, lane: Lane, results: Path) -> tuple[str, str]:
         except subprocess.TimeoutExpired:
             return "FAIL", f"not over after {lane.timeout_s:.0f} s"
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             child.wait()
     if lane.tests:
         try:
@@ -124,7 +123,7 @@ def run_lane(name: str, lane: Lane, results: Path) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("lanes", nargs="*", metavar="LANE", choices=[[], *LANES])
+    parser.add_argument("lanes", nargs="*", metavar="LANE")
     options = parser.parse_args()
     outcomes: dict[str, dict[str, object]] = {}
     for name in options.lanes or LANES:

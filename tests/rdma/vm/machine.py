@@ -95,7 +95,7 @@ class Machine:
 
 def prepare(environment: dict[str, str]) -> Machine:
     """Installs and fetches what is missing, then describes the machine. Raises `Unavailable`."""
-    made = subprocess.run([HERE / "prepare.sh", CACHE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    made = subprocess.run([HERE / "prepare.sh", CACHE], capture_output=True, text=True, check=False)
     if made.returncode:
         said = made.stderr.strip().splitlines() or [f"prepare.sh ended with status {made.returncode}"]
         raise Unavailable(said[-1])

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from lanes import LANES
 from machine import CACHE, ENVIRONMENT, REPOSITORY, Unavailable, prepare
 from report import report
 
@@ -62,7 +63,7 @@ def _environment() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lane", action="append", default=[], help="run this lane only (may be repeated)")
+    parser.add_argument("--lane", action="append", default=[], choices=list(LANES), help="run this lane only (may be repeated)")
     parser.add_argument("--results", type=Path, default=CACHE / "results", help="where the lanes' reports and logs go")
     parser.add_argument("--timeout", type=float, default=LANES_TIMEOUT_S, help="seconds after which the machine is ended")
     parser.add_argument("command", nargs="*", help="run this inside instead of the lanes")
