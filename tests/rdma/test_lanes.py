@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "vm"))
 
 import lanes
-from lanes import LANES, OUTCOMES, Lane, Tests, judge_tests, read_junit
+from lanes import LANES, OUTCOMES, Lane, Outcomes, judge_tests, read_junit
 from report import report
 
 PLAIN = Lane("it works", tests=("t",))
@@ -22,21 +22,21 @@ NOTICED = "IsolationBroken: the slot changed"
 @pytest.mark.parametrize(
     ("lane", "tests", "verdict", "detail"),
     (
-        (PLAIN, Tests(["a", "b"], {}, {}, {}), "PASS", "2 tests"),
-        (PLAIN, Tests([], {}, {}, {}), "SKIP", "no test was collected"),
-        (PLAIN, Tests(["a"], {"b": "no device"}, {}, {}), "SKIP", "b: no device"),
-        (PLAIN, Tests(["a"], {}, {"b": "assert 1 == 2"}, {}), "FAIL", "b: assert 1 == 2"),
-        (PLAIN, Tests(["a"], {}, {}, {"b": "fixture"}), "FAIL", "b: fixture"),
-        (PLAIN, Tests(["a"], {"c": "no device"}, {"b": "assert"}, {}), "FAIL", "b: assert"),
-        (MUTANT, Tests([], {}, {"a": NOTICED, "b": NOTICED}, {}), "PASS", "2 of 2 tests notice"),
-        (MUTANT, Tests(["b"], {}, {"a": NOTICED}, {}), "FAIL", "not noticed by b"),
-        (MUTANT, Tests([], {}, {"a": NOTICED, "b": "TypeError"}, {}), "FAIL", "b failed of something else: TypeError"),
-        (MUTANT, Tests([], {}, {"a": NOTICED}, {"b": "fixture"}), "FAIL", "b: fixture"),
-        (MUTANT, Tests([], {"b": "no device"}, {"a": NOTICED}, {}), "SKIP", "b: no device"),
-        (MUTANT, Tests([], {}, {}, {}), "SKIP", "no test was collected"),
+        (PLAIN, Outcomes(["a", "b"], {}, {}, {}), "PASS", "2 tests"),
+        (PLAIN, Outcomes([], {}, {}, {}), "SKIP", "no test was collected"),
+        (PLAIN, Outcomes(["a"], {"b": "no device"}, {}, {}), "SKIP", "b: no device"),
+        (PLAIN, Outcomes(["a"], {}, {"b": "assert 1 == 2"}, {}), "FAIL", "b: assert 1 == 2"),
+        (PLAIN, Outcomes(["a"], {}, {}, {"b": "fixture"}), "FAIL", "b: fixture"),
+        (PLAIN, Outcomes(["a"], {"c": "no device"}, {"b": "assert"}, {}), "FAIL", "b: assert"),
+        (MUTANT, Outcomes([], {}, {"a": NOTICED, "b": NOTICED}, {}), "PASS", "2 of 2 tests notice"),
+        (MUTANT, Outcomes(["b"], {}, {"a": NOTICED}, {}), "FAIL", "not noticed by b"),
+        (MUTANT, Outcomes([], {}, {"a": NOTICED, "b": "TypeError"}, {}), "FAIL", "b failed of something else: TypeError"),
+        (MUTANT, Outcomes([], {}, {"a": NOTICED}, {"b": "fixture"}), "FAIL", "b: fixture"),
+        (MUTANT, Outcomes([], {"b": "no device"}, {"a": NOTICED}, {}), "SKIP", "b: no device"),
+        (MUTANT, Outcomes([], {}, {}, {}), "SKIP", "no test was collected"),
     ),
 )
-def test_a_lane_passes_only_by_what_ran(lane: Lane, tests: Tests, verdict: str, detail: str) -> None:
+def test_a_lane_passes_only_by_what_ran(lane: Lane, tests: Outcomes, verdict: str, detail: str) -> None:
     judged = judge_tests(lane, tests)
     assert judged[0] == verdict
     assert detail in judged[1]
@@ -52,7 +52,7 @@ def test_a_report_is_read_by_what_became_of_each_test(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     tests = read_junit(path)
-    assert tests == Tests(["x::fine"], {"x::left": "no device"}, {"x::wrong": "first"}, {"x::broken": "error"})
+    assert tests == Outcomes(["x::fine"], {"x::left": "no device"}, {"x::wrong": "first"}, {"x::broken": "error"})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,8 @@ def test_a_chosen_lane_is_missed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "verdict"), (("echo all well", "PASS"), ("echo a cause; exit 3", "FAIL"), ("kill -9 $$", "FAIL"), ("sleep 60", "FAIL"))
+    ("command", "verdict"),
+    (("echo all well", "PASS"), ("echo a cause; exit 3", "FAIL"), ("kill -9 $$", "FAIL"), ("sleep 60", "FAIL")),
 )
 def test_a_command_lane_is_its_status(tmp_path: Path, command: str, verdict: str) -> None:
     judged = lanes.run_lane("it", Lane("it works", command=command, timeout_s=2.0), tmp_path)

@@ -44,7 +44,7 @@ def line(verdict: str, name: str, detail: str) -> str:
 
 
 @dataclass(frozen=True)
-class Tests:
+class Outcomes:
     """What a JUnit report says: each test's name with what was wrong, '' for one that passed."""
 
     passed: list[str]
@@ -53,9 +53,9 @@ class Tests:
     broken: dict[str, str]  # errors outside of the test itself
 
 
-def read_junit(path: Path) -> Tests:
+def read_junit(path: Path) -> Outcomes:
     """Raises `ElementTree.ParseError` or `OSError` when there is no whole report."""
-    tests = Tests([], {}, {}, {})
+    tests = Outcomes([], {}, {}, {})
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         for kind, found in (("skipped", tests.skipped), ("error", tests.broken), ("failure", tests.failed)):
@@ -68,7 +68,7 @@ def read_junit(path: Path) -> Tests:
     return tests
 
 
-def judge_tests(lane: Lane, tests: Tests) -> tuple[str, str]:
+def judge_tests(lane: Lane, tests: Outcomes) -> tuple[str, str]:
     """Verdict and detail of a lane whose tests ran."""
     bad = {**tests.broken, **({} if lane.mutant else tests.failed)}
     if bad:
@@ -84,7 +84,7 @@ def judge_tests(lane: Lane, tests: Tests) -> tuple[str, str]:
     return "PASS", f"{len(tests.passed)} tests: {lane.says}"
 
 
-def _judge_mutant(lane: Lane, tests: Tests) -> tuple[str, str]:
+def _judge_mutant(lane: Lane, tests: Outcomes) -> tuple[str, str]:
     """A mutant passes when every test fails, and by what it is there to find."""
     if tests.passed:
         return "FAIL", f"{lane.mutant}: not noticed by {', '.join(tests.passed)}"
