@@ -143,13 +143,13 @@ def make_shm(ring_bytes: int = 1 << 16) -> Pair:
 
 
 def make_rdma() -> Pair:
-    """Both ends in this process, over the first device that is up; two rows a slot, so that senders meet rows still in use."""
+    """Both ends in this process, over the first device; two rows a slot, so that senders meet rows that are still in use."""
     try:
         device = Device(RdmaConfig(device=next(iter(device_names()), AUTO), queue_depth=16))
     except ConfigError as error:
         pytest.skip(f"no rdma here: {error}")
     near, far = socket.socketpair()
-    shape = shape_for(SLOTS, 2, SLOT_BYTES)
+    shape = shape_for(SLOTS, 2, 1 << 20)  # what is larger goes in parts
     ends = [RdmaConnection(sock, device, shape, Counters()) for sock in (near, far)]
     for end in ends:
         end.begin(0)
