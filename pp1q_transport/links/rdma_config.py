@@ -139,8 +139,10 @@ def gid_table(device: str, port: int, root: Path = SYSFS) -> list[Gid]:
     found = []
     for index in indexes:
         gid = _read(folder / "gids" / str(index))
+        if not gid or gid == _NO_GID:
+            continue
         kind = _read(folder / "gid_attrs" / "types" / str(index))
-        if gid and gid != _NO_GID and kind:
+        if kind:
             found.append(Gid(index, gid, kind, _read(folder / "gid_attrs" / "ndevs" / str(index))))
     return found
 

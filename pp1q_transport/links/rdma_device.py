@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .._native.net import POLLIN, wait_io
 from ..errors import ConfigError, LocalMisuse, PeerFault, Reason
-from .rdma_config import AUTO, MTUS, ROCE_V1, ROCE_V2, Gid, RdmaConfig, choose_gid, gid_table
+from .rdma_config import AUTO, MTUS, ROCE_V1, ROCE_V2, Gid, RdmaConfig, choose_gid
 from .rdma_verbs import EVENT_FILE, INSTALL, Holder, device_names, load
 
 if TYPE_CHECKING:
     from .rdma_records import Join
 
 PORT_ACTIVE: Final = 4
+GIDS_AT_MOST: Final = 1024
+_KINDS: Final = {0: ROCE_V1, 1: ROCE_V1, 2: ROCE_V2}  # IBV_GID_TYPE_* as /sys names them
 STATES: Final = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 MIN_RNR_TIMER: Final = 12  # 0.64 ms; a receive queue never runs dry, so this is for a peer that breaks the rules
 
@@ -66,7 +69,20 @@ class Device(Holder):
 
     def gid(self, near: str) -> Gid:
         """Our GID for a peer that is reached from our address `near`. Raises `ConfigError`."""
-        return choose_gid(gid_table(self.name, self.config.port), self.config.gid_index, near)
+        return choose_gid(self.gids(), self.config.gid_index, near)
+
+    def gids(self) -> list[Gid]:
+        """The port's GID table by one call of the kernel; /sys has a thousand files for it. Raises `ConfigError`."""
+        self.check()
+        try:
+            table = self.context.query_gid_table(GIDS_AT_MOST)
+        except self._library.Error as error:
+            raise ConfigError(f"can't read the GIDs of rdma device {self.name}: {_words(error)}") from None
+        return [
+            Gid(entry.gid_index, _one_word(entry.gid_str), _KINDS[entry.gid_type], _interface(entry.ndev_ifindex))
+            for entry in table
+            if entry.port_num == self.config.port and entry.gid_type in _KINDS
+        ]
 
     @property
     def mtu(self) -> int:
@@ -77,6 +93,19 @@ class Device(Holder):
         """Device, port and what its port is, as logs and `doctor` print it."""
         layer = "Ethernet" if self.port.ethernet else "InfiniBand"
         return {"device": self.name, "port": self.config.port, "link_layer": layer, "port_mtu": self.port.mtu}
+
+
+def _one_word(text: object) -> str:
+    """What is an attribute in some versions of pyverbs and a method in others."""
+    return str(text() if callable(text) else text)
+
+
+def _interface(index: int) -> str:
+    """The name of a network interface; "" for none, or one that is gone."""
+    try:
+        return socket.if_indextoname(index) if index else ""
+    except OSError:
+        return ""
 
 
 def _device_of(config: RdmaConfig) -> str:
