@@ -15,7 +15,7 @@ from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .errors import ConfigError, PeerFault, Reason, Refused
-from .links.kinds import KINDS
+from .links.kinds import KINDS, Means
 from .logs import logger
 from .session.negotiate import (
     Agreement,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .counters import Counters
     from .keys import KeyConfig
     from .links.proving import Joined, ProvingDialer, ProvingPort
+    from .links.rdma_config import RdmaConfig
     from .session.hello import Hello
 
 BACKOFF_FIRST_NS: Final = 20_000_000
@@ -121,6 +122,7 @@ class Forming:
         persistent: bool,
         backoff_seed: int | None,
         stubborn: bool = False,
+        rdma: RdmaConfig | None = None,
     ) -> None:
         if (listen is None) == (connect is None):
             raise ConfigError("give exactly one of listen and connect")
@@ -138,6 +140,7 @@ class Forming:
         self._seated = hello.role.seats_ranks
         self._connector: Connector | None = None
         self._kind = KINDS[hello.link_kinds[0]]
+        self._means = Means(counters, self._kind.open_device(rdma))
         self._dialer: ProvingDialer[Joined] | None = None
         self._agreement: Agreement | None = None
         self._random = random.Random(backoff_seed)
@@ -147,7 +150,7 @@ class Forming:
         self._port: ProvingPort[Joined] | None = None
         self._control: ControlListener | ControlConnector
         if listen is not None:
-            self._control = ControlListener(listen, keys, counters=counters)
+            self._control = self._listen_control(listen)
             address = self._control.address
             self._port = self._open_port(address.host if address.scheme == "tcp" else "127.0.0.1")
             self._listener = Listener(hello, self._port.endpoint, encode_message, os.urandom, takes_options=takes_options)
@@ -156,9 +159,17 @@ class Forming:
 
     def _open_port(self, host: str) -> ProvingPort[Joined]:
         try:
-            return self._kind.open_port(host, self._find_pending, self.counters)
+            return self._kind.open_port(host, self._find_pending, self._means)
         except ConfigError:
             self._control.close()
+            self._means.close()
+            raise
+
+    def _listen_control(self, listen: str) -> ControlListener:
+        try:
+            return ControlListener(listen, self._keys, counters=self.counters)
+        except ConfigError:
+            self._means.close()
             raise
 
     def _dial_control(self) -> ControlConnector:
@@ -247,6 +258,7 @@ class Forming:
         if self._port is not None:
             self._port.close()
         self._control.close()
+        self._means.close()
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
@@ -282,7 +294,7 @@ class Forming:
             self._connector = None
             address = self._control.address
             host = address.host if address.scheme == "tcp" else "127.0.0.1"
-            self._dialer = self._kind.dial(self._agreement, now_ns, host)
+            self._dialer = self._kind.dial(self._agreement, now_ns, host, self._means)
         else:
             kind = message_kind(message)
             seat = self._seat_of(peer)

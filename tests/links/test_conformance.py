@@ -16,8 +16,14 @@ from dataclasses import dataclass
 import pytest
 
 from pp1q_transport import wire
-from pp1q_transport.errors import Reason
+from pp1q_transport.counters import Counters
+from pp1q_transport.errors import ConfigError, Reason
 from pp1q_transport.links import Link
+from pp1q_transport.links.rdma import RdmaLink
+from pp1q_transport.links.rdma_config import RdmaConfig
+from pp1q_transport.links.rdma_connection import RdmaConnection
+from pp1q_transport.links.rdma_device import Device
+from pp1q_transport.links.rdma_window import shape_for
 from pp1q_transport.links.shm import ShmLink
 from pp1q_transport.links.shm_memory import DIALER, LISTENER, ShmEnds, create_memory, map_memory
 from pp1q_transport.links.sim import sim_pair
@@ -135,7 +141,27 @@ def make_shm(ring_bytes: int = 1 << 16) -> Pair:
     return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
 
 
-FACTORIES: dict[str, Callable[[], Pair]] = {"sim": make_sim, "tcp": make_tcp, "shm": make_shm}
+def make_rdma() -> Pair:
+    """Both ends in this process, over the first device that is up; two rows a slot, so that senders meet rows still in use."""
+    try:
+        device = Device(RdmaConfig(queue_depth=16))
+    except ConfigError as error:
+        pytest.skip(f"no rdma here: {error}")
+    near, far = socket.socketpair()
+    shape = shape_for(SLOTS, 2, SLOT_BYTES)
+    ends = [RdmaConnection(sock, device, shape, Counters()) for sock in (near, far)]
+    for end in ends:
+        end.begin(0)
+    while not all(end.up for end in ends):
+        for end in ends:
+            if not end.up:
+                end.poll(time.monotonic_ns())
+    sinks, boxes = (Sink(), Sink()), (Outbox(), Outbox())
+    left, right = (RdmaLink(end, sink, box) for end, sink, box in zip(ends, sinks, boxes, strict=True))
+    return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
+
+
+FACTORIES: dict[str, Callable[[], Pair]] = {"sim": make_sim, "tcp": make_tcp, "shm": make_shm, "rdma": make_rdma}
 
 
 @pytest.fixture(params=tuple(FACTORIES))
