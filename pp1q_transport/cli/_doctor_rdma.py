@@ -157,6 +157,6 @@ def _register(device: Device, size: int) -> Finding:
     memory = SharedMemory(size)
     with closing(Domain(device)) as domain:
         began = time.monotonic()
-        domain.register(memory.address, size, load().remote_write)
+        domain.register(memory.address, size, memory, writable=True, remote=True)
         took_ms = (time.monotonic() - began) * 1e3
     return Finding("rdma register", PASS, f"{size / 1e6:.1f} MB registered in {took_ms:.1f} ms and let go")
