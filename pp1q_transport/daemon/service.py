@@ -114,6 +114,7 @@ class Service:
             keys=self.config.keys_for(peer),
             idle=Idle.BLOCK,
             stubborn=True,
+            rdma=self.config.rdma if peer.link == "rdma" else None,
         )
 
     def _build_leaders(self) -> DraftPort:

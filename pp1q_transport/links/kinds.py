@@ -1,7 +1,7 @@
 """The kinds of link that an engine can be given, each with its port, its dial, and the link itself.
 
-Between `engine` and `forming`, which look a kind up and otherwise know none, and the modules of each kind. What `rdma` needs of the host is
-opened only when that kind is asked for. SPEC section 2.
+Between `engine` and `forming`, which look a kind up and otherwise know none, and the modules of each kind. What `rdma` needs of
+the host is opened only when that kind is asked for. SPEC section 2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What links are made with, for as long as their owner lives: where they count, and the open device of a kind that has one."""
+    """What links are made with, for as long as their owner lives: where they count, and the open device of a kind that has
+    one."""
 
     counters: Counters
     device: Device | None = None

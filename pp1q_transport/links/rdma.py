@@ -1,8 +1,8 @@
 """The rdma link: rows by WRITE_WITH_IMM into landing memory, everything else by SEND, one byte stream to the assembler in order.
 
-Between an engine and one `RdmaConnection`. The peer can write landing memory at any time, so nothing is judged or read in place: bytes
-are copied out to where the assembler wants them, and that copy, which no peer can reach, is digested and validated while it is hot. A
-row takes one message, header and payload together; a fence revokes the slot's key. SPEC 4, DESIGN decision 5.
+Between an engine and one `RdmaConnection`. The peer can write landing memory at any time, so nothing is judged or read in place:
+bytes are copied out to where the assembler wants them, and that copy, which no peer can reach, is digested and validated while it
+is hot. A row takes one message, header and payload together; a fence revokes the slot's key. SPEC 4, DESIGN decision 5.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class RdmaLink(StreamLink):
     def _take(self, completion: Any) -> int:
         """One message: its stream bytes go to the assembler, then its receive is posted again. Returns how many they were."""
         connection = self.connection
-        index, length, asks = completion.wr_id, completion.byte_len, False
+        index: int = completion.wr_id
+        length: int = completion.byte_len
+        asks = False
         if completion.opcode == connection.pair.row_received:
             slot, row, number = unpack_immediate(completion.imm_data)
             shape = connection.shape
@@ -364,8 +366,8 @@ class RdmaLink(StreamLink):
             self._resume()
 
     def _resume(self) -> None:
-        """A new queue pair is up. What the peer did not take: rows are lost (their proposals become `incomplete`), the rest of the
-        stream is sent again, since its order must have no gap. Both are counted and said."""
+        """A new queue pair is up. What the peer did not take: rows are lost (their proposals become `incomplete`), the rest of
+        the stream is sent again, since its order must have no gap. Both are counted and said."""
         connection = self.connection
         peer = connection.peer
         assert peer is not None

@@ -1,7 +1,7 @@
 """How an rdma link is to run: device, port, GID, MTU, depths and times, checked one by one, and which GID "auto" means.
 
-Between whoever configures a link (an engine's caller, a daemon's [rdma] table, a command's --rdma) and `rdma_verbs`, which asks the
-device. Opens nothing; the GID table is read from /sys by `gid_table` and judged by `choose_gid`, a function of its arguments.
+Between whoever configures a link (an engine's caller, a daemon's [rdma] table, a command's --rdma) and `rdma_verbs`, which asks
+the device. Opens nothing; the GID table is read from /sys by `gid_table` and judged by `choose_gid`, a function of its arguments.
 """
 
 from __future__ import annotations
@@ -99,6 +99,15 @@ def parse_options(texts: Sequence[str]) -> RdmaConfig:
     return config_from(values, "--rdma")
 
 
+def options_for(link: str, texts: Sequence[str]) -> RdmaConfig | None:
+    """What a command's --link and --rdma mean together. Raises `ConfigError`."""
+    if link == "rdma":
+        return parse_options(texts)
+    if texts:
+        raise ConfigError(f"--rdma {texts[0]} is of no use with --link {link}")
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Gid:
     """One entry of a port's GID table: `kind` as the kernel names it, `interface` the network device, "" for none."""
@@ -145,8 +154,8 @@ def _read(path: Path) -> str:
 
 
 def choose_gid(table: Sequence[Gid], wanted: int | str, near: str = "") -> Gid:
-    """The entry to use. "auto": RoCE v2 before anything else; then the one whose address is `near` (our end of the data connection),
-    then one of its address family, then a routable one, then the first. Raises `ConfigError`."""
+    """The entry to use. "auto": RoCE v2 before anything else; then the one whose address is `near` (our end of the data
+    connection), then one of its address family, then a routable one, then the first. Raises `ConfigError`."""
     if wanted != AUTO:
         for entry in table:
             if entry.index == wanted:

@@ -1,7 +1,7 @@
 """One rdma connection: the proven socket, the memory, and the queue pair that both ends make, and make again after an error.
 
-Between `rdma_port`, which makes it from a proven connection, `rdma`, which moves frames through it, and the device. What the ends must
-tell each other to join queue pairs (`rdma_records`) goes over the socket, which also tells of a death. Looks at no frame.
+Between `rdma_port`, which makes it from a proven connection, `rdma`, which moves frames through it, and the device. What the ends
+must tell each other to join queue pairs (`rdma_records`) goes over the socket, which also tells of a death. Looks at no frame.
 """
 
 from __future__ import annotations
@@ -160,19 +160,22 @@ class RdmaConnection:
                     "set gid_index on both",
                 )
         first = self._first_peer
-        if first is not None and (first.shape, first.gid, first.receive_bytes) != (theirs.shape, theirs.gid, theirs.receive_bytes):
+        if first is None:
+            return
+        if (first.shape, first.gid, first.receive_bytes) != (theirs.shape, theirs.gid, theirs.receive_bytes):
             raise PeerFault(Reason.LINK_ERROR, "the peer's landing memory changed within a link")
 
     def poll(self, now_ns: int) -> None:
-        """Says and hears what the socket has. Raises `PeerFault`: `timeout` for a peer that does not join, `peer_lost` for one that
-        leaves while it should."""
+        """Says and hears what the socket has. Raises `PeerFault`: `timeout` for a peer that does not join, `peer_lost` for one
+        that leaves while it should."""
         self._flush()
         self._read()
         if self.phase in (Phase.JOINING, Phase.CONNECTED):
             if self.gone:
                 raise PeerFault(Reason.PEER_LOST, "the peer left before the queue pairs were joined")
             if now_ns >= self._deadline_ns:
-                raise PeerFault(Reason.TIMEOUT, f"no queue pair from the peer in {JOIN_WITHIN_NS // 10**9} s ({self.phase.value})")
+                seconds = JOIN_WITHIN_NS // 10**9
+                raise PeerFault(Reason.TIMEOUT, f"no queue pair from the peer in {seconds} s ({self.phase.value})")
 
     def _read(self) -> None:
         while not self.gone:
@@ -202,7 +205,7 @@ class RdmaConnection:
 
     def _is_ready(self, life: int) -> None:
         if self.phase is not Phase.CONNECTED or life != self.life:
-            raise PeerFault(Reason.LINK_ERROR, f"the peer is ready with queue pair {life} while {self.life} is {self.phase.value}")
+            raise PeerFault(Reason.LINK_ERROR, f"ready with queue pair {life}, while ours, {self.life}, is {self.phase.value}")
         self.phase = Phase.UP
 
     def fail(self) -> None:
@@ -234,8 +237,8 @@ class RdmaConnection:
     # ---- memory -------------------------------------------------------------------------------------------------
 
     def fence(self, slot: int) -> int:
-        """Revokes the key of a landing slot, and returns its new one. Raises `PeerFault` when the old one may still work; then the
-        queue pair is stopped, through which alone it could be used."""
+        """Revokes the key of a landing slot, and returns its new one. Raises `PeerFault` when the old one may still work; then
+        the queue pair is stopped, through which alone it could be used."""
         try:
             self.domain.revoke(self._slots[slot])
             self._slots[slot] = self._register_slot(slot)
@@ -246,8 +249,8 @@ class RdmaConnection:
         return self._slots[slot].rkey
 
     def staged(self, memory: ReadMemory, number: int, taken: int) -> MemoryRegion | None:
-        """The registration of a payload's whole memory, made when it is first seen. `number`: the message that will use it, which keeps
-        it until the peer has taken that. None while all `STAGED_AT_MOST` are in use."""
+        """The registration of a payload's whole memory, made when it is first seen. `number`: the message that will use it, which
+        keeps it until the peer has taken that. None while all `STAGED_AT_MOST` are in use."""
         bytes_of = np.frombuffer(memory, np.uint8)
         place = (bytes_of.__array_interface__["data"][0], bytes_of.nbytes)
         held = self._staged.get(place)

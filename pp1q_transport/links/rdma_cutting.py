@@ -1,7 +1,8 @@
 """What of an outbox goes into the next message of an rdma link: one whole row, or a run of everything else.
 
-Between an `Outbox`, whose bytes are a stream, and `rdma`, which posts messages. Whatever it decides, the peer gets the same bytes in the
-same order: a row that it does not recognise as one only travels another way. Looks at kinds and lengths, judges nothing, copies nothing.
+Between an `Outbox`, whose bytes are a stream, and `rdma`, which posts messages. Whatever it decides, the peer gets the same bytes
+in the same order: a row that it does not recognise as one only travels another way. Looks at kinds and lengths, judges nothing,
+copies nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ NO_SLOT: Final = -1
 
 
 def frame_at(memory: ReadMemory, at: int, available: int) -> tuple[int, int]:
-    """(slot, length) of the frame that begins here, its payload included whether it lies here or not; slot -1 for any but a REPLY,
-    length 0 for no frame. Says nothing about whether the frame is a good one."""
+    """(slot, length) of the frame that begins here, its payload included whether it lies here or not; slot -1 for any but a
+    REPLY, length 0 for no frame. Says nothing about whether the frame is a good one."""
     if available < HEADER_BYTES or bytes(memoryview(memory)[at : at + 4]) != MAGIC:
         return NO_SLOT, 0
     head = memoryview(memory)[at : at + HEADER_BYTES]
@@ -36,7 +37,8 @@ class Cutter:
         self._after = 0
 
     def cut(self, buffer: ReadMemory, piece: Piece, room: int, targets: LandingTargets) -> tuple[int, int]:
-        """(slot, length): a row that lands in `slot`, or slot -1 and a run of at most `room` bytes. Call `gone` once a run is sent."""
+        """(slot, length): a row that lands in `slot`, or slot -1 and a run of at most `room` bytes. Call `gone` once a run is
+        sent."""
         if piece.head_length:
             memory, at, here = buffer, piece.head_offset, piece.head_length
         else:

@@ -1,7 +1,7 @@
 """An RDMA device, a session's protection domain in it, and a queue pair: what a link needs of verbs, and nothing more.
 
-Between `rdma_connection`, which decides what they are for, and `rdma_verbs`, through which alone verbs are reached. Frees everything in
-the order in which it can be freed. Knows no frames, no credit and no peer beyond the numbers it connects to.
+Between `rdma_connection`, which decides what they are for, and `rdma_verbs`, through which alone verbs are reached. Frees
+everything in the order in which it can be freed. Knows no frames, no credit and no peer beyond the numbers it connects to.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Device(Holder):
         try:
             self.context = self._own("context", self._library.device.Context(name=self.name))
         except self._library.Error as error:
-            raise ConfigError(f"can't open rdma device {self.name}: {_words(error)}; may this user open /dev/infiniband?") from None
+            raise ConfigError(
+                f"can't open rdma device {self.name}: {_words(error)}; may this user open /dev/infiniband/uverbs*?"
+            ) from None
         try:
             self.port = self._look_at_port()
             self.gid("")  # that there is one
@@ -59,7 +61,7 @@ class Device(Holder):
         except self._library.Error as error:
             raise ConfigError(f"rdma device {name} has no port {number}: {_words(error)}") from None
         if port.state != PORT_ACTIVE:
-            raise ConfigError(f"rdma device {name} port {number} is not active: bring its network interface up and see `rdma link`")
+            raise ConfigError(f"rdma device {name} port {number} is not active: bring its interface up and see `rdma link`")
         return PortFacts(MTUS[port.active_mtu - 1], port.link_layer == self._library.enums.IBV_LINK_LAYER_ETHERNET, port.lid)
 
     def gid(self, near: str) -> Gid:
@@ -123,18 +125,15 @@ class Domain(Holder):
             self.pd = self._own("pd", library.pd.PD(device.context))
             before = _event_files()
             self.channel = self._own("channel", library.cq.CompChannel(device.context))
-            fresh = _event_files() - before
-            if len(fresh) != 1:  # pyverbs does not say which one it is
-                raise ConfigError(f"{len(fresh)} descriptors appeared with a completion channel, not one")
-            (self.fd,) = fresh
+            self.fd = _new_one(before, _event_files())
             os.set_blocking(self.fd, False)
         except (library.Error, ConfigError) as error:
             self.close()
             raise ConfigError(f"can't use rdma device {device.name}: {_words(error)}") from None
 
     def register(self, address: int, length: int, keep: object, writable: bool = False, remote: bool = False) -> MemoryRegion:
-        """Registers `length` bytes at `address`, which lie in `keep`: it lives as long as the device may reach them. `writable`: by
-        this host's device; `remote`: by the peer. Raises `ConfigError`."""
+        """Registers `length` bytes at `address`, which lie in `keep`: it lives as long as the device may reach them. `writable`:
+        by this host's device; `remote`: by the peer. Raises `ConfigError`."""
         self.check()
         access = self._library.remote_write if remote else self._library.local_write if writable else 0
         try:
@@ -156,6 +155,14 @@ class Domain(Holder):
         except self._library.Error as error:
             raise PeerFault(Reason.LINK_ERROR, f"can't revoke a memory key: {_words(error)}") from None
         self._kept.pop(id(region.thing), None)
+
+
+def _new_one(before: set[int], after: set[int]) -> int:
+    """The descriptor of a completion channel: the one that came with it, since pyverbs does not say. Raises `ConfigError`."""
+    fresh = after - before
+    if len(fresh) != 1:
+        raise ConfigError(f"{len(fresh)} descriptors appeared with a completion channel, not one")
+    return fresh.pop()
 
 
 def _event_files() -> set[int]:
@@ -199,7 +206,8 @@ class QueuePair(Holder):
             self._pair.to_init(attributes)
         except library.Error as error:
             self.close()
-            raise ConfigError(f"can't make an rdma queue pair on {domain.device.name}: {_words(error)}; lower queue_depth") from None
+            where = domain.device.name
+            raise ConfigError(f"can't make an rdma queue pair on {where}: {_words(error)}; lower queue_depth") from None
         self.number: int = self._pair.qp_num
         self.row_received = library.row_received
         self.psn = secrets.randbelow(1 << 24)
@@ -207,7 +215,8 @@ class QueuePair(Holder):
         self._unfinished = 0
 
     def _make(self, inline: int, receives: int, sends: int) -> tuple[int, Any]:
-        """A queue pair with as much inline room as is asked for, or with none where the device has less; what it is, is printed."""
+        """A queue pair with as much inline room as is asked for, or with none where the device has less; what it is, is
+        printed."""
         library = self._library
         for room in dict.fromkeys((inline, 0)):
             cap = library.qp.QPCap(max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=room)
@@ -222,7 +231,8 @@ class QueuePair(Holder):
         raise AssertionError
 
     def connect(self, ours: Join, theirs: Join, gid_index: int) -> None:
-        """To RTS, joined with the peer's queue pair. Raises `PeerFault` (`link_error`) when the device refuses what the peer said."""
+        """To RTS, joined with the peer's queue pair. Raises `PeerFault` (`link_error`) when the device refuses what the peer
+        said."""
         self.check()
         library, config = self._library, self.domain.device.config
         try:
@@ -245,7 +255,8 @@ class QueuePair(Holder):
             )
             self._pair.to_rts(a)
         except library.Error as error:
-            raise PeerFault(Reason.LINK_ERROR, f"can't connect the queue pair to {_gid_text(theirs.gid)}: {_words(error)}") from None
+            peer = _gid_text(theirs.gid)
+            raise PeerFault(Reason.LINK_ERROR, f"can't connect the queue pair to {peer}: {_words(error)}") from None
 
     # ---- work ---------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The rdma link's data port and the dial to it: a tcp connection that proves itself, and then the queue pairs of both ends.
 
-Between `proving`, which cuts off whatever does not prove itself, and `rdma_connection`: no verbs object of a peer exists before its proof,
-and no session runs before the queue pairs are joined. The connection stays, as the link's word that the peer lives. SPEC section 2.
+Between `proving`, which cuts off whatever does not prove itself, and `rdma_connection`: no verbs object of a peer exists before
+its proof, and no session runs before the queue pairs are joined. The connection stays, as the link's word that the peer lives.
+SPEC section 2.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class RdmaPort(ProvingPort[RdmaConnection]):
     def poll(self, now_ns: int) -> list[tuple[RdmaConnection, Agreement]]:
         """See `ProvingPort.poll`: those whose queue pairs are joined as well."""
         self._joining += super().poll(now_ns)
-        joined, kept = [], []
+        joined: list[tuple[RdmaConnection, Agreement]] = []
+        kept: list[tuple[RdmaConnection, Agreement]] = []
         for connection, agreement in self._joining:
             try:
                 connection.poll(now_ns)
@@ -88,7 +90,8 @@ class RdmaPort(ProvingPort[RdmaConnection]):
 
 
 class RdmaDialer(ProvingDialer[RdmaConnection]):
-    """Connects to a data port, proves itself, takes the peer's proof, joins queue pairs. `poll` until it returns the connection."""
+    """Connects to a data port, proves itself, takes the peer's proof, joins queue pairs. `poll` until it returns the
+    connection."""
 
     def __init__(self, agreement: Agreement, now_ns: int, reached: str, device: Device, counters: Counters) -> None:
         sock, address = dial_tcp(agreement.data, SCHEME, reached)

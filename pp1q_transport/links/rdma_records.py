@@ -1,7 +1,7 @@
 """The bytes of an rdma link that are no frames: what both ends say to make a queue pair, and the head of every message.
 
-Between `rdma_connection` and `rdma`, which decide what they mean, and the wire. Records travel over the proven data connection, heads
-in front of what a SEND carries. Everything is bounded before memory is taken and judged before it is believed. Does no I/O.
+Between `rdma_connection` and `rdma`, which decide what they mean, and the wire. Records travel over the proven data connection,
+heads in front of what a SEND carries. Everything is bounded before memory is taken and judged before it is believed. Does no I/O.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class RecordReader:
         """How many more bytes to read at most: never past the record that is coming in."""
         if len(self._bytes) < _ENVELOPE.size:
             return _ENVELOPE.size - len(self._bytes)
-        return _ENVELOPE.size + _ENVELOPE.unpack_from(self._bytes)[2] - len(self._bytes)
+        length: int = _ENVELOPE.unpack_from(self._bytes)[2]
+        return _ENVELOPE.size + length - len(self._bytes)
 
     def take(self, data: bytes) -> Join | int | None:
         """Up to `missing` bytes: a `Join`, the life that a READY names, or None while one is under way."""

@@ -1,8 +1,8 @@
 """The verbs library as this package uses it: the only module that imports pyverbs, and the only one that knows its quirks.
 
-Between `rdma_connection` and Debian's python3-pyverbs, which is loaded when an rdma link is asked for and not before. A pyverbs object
-crashes the process when it is used after its end or in a forked child, so each lives inside one object here that refuses both. Owns
-no protocol: who writes where, and when a key is revoked, is decided above.
+Between `rdma_connection` and Debian's python3-pyverbs, which is loaded when an rdma link is asked for and not before. A pyverbs
+object crashes the process when it is used after its end or in a forked child, so each lives inside one object here that refuses
+both. Owns no protocol: who writes where, and when a key is revoked, is decided above.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def device_names() -> list[str]:
     """The RDMA devices of this host, by name. Raises `ConfigError` without pyverbs."""
     library = load()
     try:
-        return sorted(item.name.decode() if isinstance(item.name, bytes) else item.name for item in library.device.get_device_list())
+        found = library.device.get_device_list()
+        return sorted(item.name.decode() if isinstance(item.name, bytes) else item.name for item in found)
     except library.Error:  # no kernel module, no /sys/class/infiniband
         return []
 
@@ -164,8 +165,8 @@ os.register_at_fork(after_in_child=_disown)
 
 
 class SharedMemory:
-    """Zeroed, faulted-in bytes that a device may be told of. Shared pages, so that a fork of the process, which must not touch the
-    link, can't move them away under the device either. Freed when the last view of it is gone."""
+    """Zeroed, faulted-in bytes that a device may be told of. Shared pages, so that a fork of the process, which must not touch
+    the link, can't move them away under the device either. Freed when the last view of it is gone."""
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)

@@ -1,8 +1,8 @@
 """Who may have how much on the way over an rdma link: credit for messages, and which landing row the next row goes to.
 
-Between `rdma`, which posts and takes messages, and nothing: plain counting, no verbs, no memory. The rules keep a receive queue from
-ever running dry: a sender has at most as many messages on the way as the peer has said it keeps receives for, and a report of what
-was taken (an *acknowledgement*) needs no credit, because at most `ACKNOWLEDGEMENTS` can be on the way.
+Between `rdma`, which posts and takes messages, and nothing: plain counting, no verbs, no memory. The rules keep a receive queue
+from ever running dry: a sender has at most as many messages on the way as the peer has said it keeps receives for, and a report
+of what was taken (an *acknowledgement*) needs no credit, because at most `ACKNOWLEDGEMENTS` can be on the way.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class SendWindow:
         self._asked = number
 
     def restart(self, taken: int, limit: int) -> None:
-        """A new queue pair: the peer took `taken` (modulo 2^32) of the old one's messages, the others are gone. Raises `PeerFault`."""
+        """A new queue pair: the peer took `taken` (modulo 2^32) of the old one's messages, the others are gone. Raises
+        `PeerFault`."""
         self.report(taken)
         self.sent = self.taken
         self.limit = limit

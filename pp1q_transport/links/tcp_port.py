@@ -51,8 +51,8 @@ def listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def dial_tcp(endpoint: str, scheme: str, reached: str) -> tuple[socket.socket, tuple[str, int]]:
-    """A socket and the address it must connect to. A listener on every address announces no host that means anything here: then it
-    is `reached`, where its control end is. Raises `PeerFault` (`malformed`)."""
+    """A socket and the address it must connect to. A listener on every address announces no host that means anything here: then
+    it is `reached`, where its control end is. Raises `PeerFault` (`malformed`)."""
     host, port = split_endpoint(endpoint, scheme)
     if host in EVERY_ADDRESS:
         host = reached
