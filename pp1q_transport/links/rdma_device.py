@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .._native.net import POLLIN, wait_io
 from ..errors import ConfigError, LocalMisuse, PeerFault, Reason
-from .rdma_config import AUTO, MTUS, ROCE_V1, ROCE_V2, Gid, RdmaConfig, choose_gid, gid_table
+from .rdma_config import AUTO, MTUS, ROCE_V1, ROCE_V2, Gid, RdmaConfig, choose_gid
 from .rdma_verbs import EVENT_FILE, INSTALL, Holder, device_names, load
 
 if TYPE_CHECKING:
     from .rdma_records import Join
 
 PORT_ACTIVE: Final = 4
+GIDS_AT_MOST: Final = 1024  # valid ones; the kernel takes 2047
 STATES: Final = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 MIN_RNR_TIMER: Final = 12  # 0.64 ms; a receive queue never runs dry, so this is for a peer that breaks the rules
 
@@ -66,7 +68,17 @@ class Device(Holder):
 
     def gid(self, near: str) -> Gid:
         """Our GID for a peer that is reached from our address `near`. Raises `ConfigError`."""
-        return choose_gid(gid_table(self.name, self.config.port), self.config.gid_index, near)
+        return choose_gid(self._gids(), self.config.gid_index, near)
+
+    def _gids(self) -> list[Gid]:
+        """The port's GID table in one call: a table may have a thousand entries, which take seconds to read from /sys."""
+        kinds = {self._library.enums.IBV_GID_TYPE_ROCE_V2: ROCE_V2}
+        try:
+            entries = self.context.query_gid_table(GIDS_AT_MOST)
+        except self._library.Error as error:
+            raise ConfigError(f"can't read the GIDs of rdma device {self.name}: {_words(error)}") from None
+        mine = [entry for entry in entries if entry.port_num == self.config.port]
+        return [Gid(e.gid_index, e.gid_str(), kinds.get(e.gid_type, ROCE_V1), _interface(e.ndev_ifindex)) for e in mine]
 
     @property
     def mtu(self) -> int:
@@ -77,6 +89,14 @@ class Device(Holder):
         """Device, port and what its port is, as logs and `doctor` print it."""
         layer = "Ethernet" if self.port.ethernet else "InfiniBand"
         return {"device": self.name, "port": self.config.port, "link_layer": layer, "port_mtu": self.port.mtu}
+
+
+def _interface(index: int) -> str:
+    """The name of a network interface, "" for none."""
+    try:
+        return socket.if_indextoname(index) if index else ""
+    except OSError:  # in another network namespace, or gone
+        return ""
 
 
 def _device_of(config: RdmaConfig) -> str:
