@@ -346,8 +346,11 @@ class Forming:
         return entry[1] if entry is not None else None
 
     def _expire_pending(self, now_ns: int) -> None:
+        assert self._port is not None
         late = [session for session, (_, agreement) in self._pending.items() if now_ns >= agreement.prove_by_ns]
         for session in late:
+            if self._port.joins(session):
+                continue
             del self._pending[session]
             self.counters.add("links_never_proven")
 

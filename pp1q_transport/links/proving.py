@@ -90,6 +90,10 @@ class ProvingPort(Generic[J]):
         self._half_open = kept
         return proven
 
+    def joins(self, session: int) -> bool:
+        """Whether this session's connection has proven itself, and is still being made a link's."""
+        return False
+
     def _accept(self, now_ns: int) -> None:
         for _ in range(ACCEPTS_A_POLL):
             try:

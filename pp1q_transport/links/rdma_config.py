@@ -139,7 +139,9 @@ def gid_table(device: str, port: int, root: Path = SYSFS) -> list[Gid]:
     found = []
     for index in indexes:
         gid = _read(folder / "gids" / str(index))
-        kind = _read(folder / "gid_attrs" / "types" / str(index)) if gid not in ("", _NO_GID) else ""
+        if not gid or gid == _NO_GID:
+            continue
+        kind = _read(folder / "gid_attrs" / "types" / str(index))
         if kind:
             found.append(Gid(index, gid, kind, _read(folder / "gid_attrs" / "ndevs" / str(index))))
     return found

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..memory import ReadMemory
     from .rdma_device import Device
 
-JOIN_WITHIN_NS: Final = 10_000_000_000  # a busy host included; a peer that is gone shows by its socket at once
+JOIN_WITHIN_NS: Final = 5_000_000_000
 STAGED_AT_MOST: Final = 8  # regions of payload memory registered at a time: a session has one
 HEADS_BYTES: Final = 16  # an acknowledgement
 NO_LANDING: Final = LandingShape(0, 0, 0)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .rdma_records import Join
 
 PORT_ACTIVE: Final = 4
-GIDS_AT_MOST: Final = 1024  # valid ones; the kernel takes 2047
+GIDS_AT_MOST: Final = 1024
+_KINDS: Final = {0: ROCE_V1, 1: ROCE_V1, 2: ROCE_V2}  # IBV_GID_TYPE_* as /sys names them
 STATES: Final = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 MIN_RNR_TIMER: Final = 12  # 0.64 ms; a receive queue never runs dry, so this is for a peer that breaks the rules
 
@@ -68,17 +69,20 @@ class Device(Holder):
 
     def gid(self, near: str) -> Gid:
         """Our GID for a peer that is reached from our address `near`. Raises `ConfigError`."""
-        return choose_gid(self._gids(), self.config.gid_index, near)
+        return choose_gid(self.gids(), self.config.gid_index, near)
 
-    def _gids(self) -> list[Gid]:
-        """The port's GID table in one call: a table may have a thousand entries, which take seconds to read from /sys."""
-        kinds = {self._library.enums.IBV_GID_TYPE_ROCE_V2: ROCE_V2}
+    def gids(self) -> list[Gid]:
+        """The port's GID table by one call of the kernel; /sys has a thousand files for it. Raises `ConfigError`."""
+        self.check()
         try:
-            entries = self.context.query_gid_table(GIDS_AT_MOST)
+            table = self.context.query_gid_table(GIDS_AT_MOST)
         except self._library.Error as error:
             raise ConfigError(f"can't read the GIDs of rdma device {self.name}: {_words(error)}") from None
-        mine = [entry for entry in entries if entry.port_num == self.config.port]
-        return [Gid(e.gid_index, e.gid_str(), kinds.get(e.gid_type, ROCE_V1), _interface(e.ndev_ifindex)) for e in mine]
+        return [
+            Gid(entry.gid_index, _one_word(entry.gid_str), _KINDS[entry.gid_type], _interface(entry.ndev_ifindex))
+            for entry in table
+            if entry.port_num == self.config.port and entry.gid_type in _KINDS
+        ]
 
     @property
     def mtu(self) -> int:
@@ -91,11 +95,16 @@ class Device(Holder):
         return {"device": self.name, "port": self.config.port, "link_layer": layer, "port_mtu": self.port.mtu}
 
 
+def _one_word(text: object) -> str:
+    """What is an attribute in some versions of pyverbs and a method in others."""
+    return str(text() if callable(text) else text)
+
+
 def _interface(index: int) -> str:
-    """The name of a network interface, "" for none."""
+    """The name of a network interface; "" for none, or one that is gone."""
     try:
         return socket.if_indextoname(index) if index else ""
-    except OSError:  # in another network namespace, or gone
+    except OSError:
         return ""
 
 

@@ -81,6 +81,10 @@ class RdmaPort(ProvingPort[RdmaConnection]):
         self._joining = kept
         return joined
 
+    def joins(self, session: int) -> bool:
+        """See `ProvingPort.joins`."""
+        return any(agreement.session == session for _connection, agreement in self._joining)
+
     def close(self) -> None:
         """See `ProvingPort.close`."""
         for connection, _agreement in self._joining:
