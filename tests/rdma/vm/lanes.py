@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,17 @@ class Lane:
 
 
 LANES: dict[str, Lane] = {
-    "verbs": Lane("the machine's devices move bytes, one to itself and two over a cable", tests=("tests/rdma/test_verbs.py",)),
+    "verbs": Lane(
+        "the machine's devices move bytes, one to itself and two over a cable",
+        tests=("tests/rdma/test_verbs.py", "tests/rdma/test_rdma_status.py", "tests/rdma/test_doctor.py"),
+    ),
+    "isolation": Lane(
+        "late, stray and mid-message writes change nothing that is fenced or ready",
+        tests=("tests/rdma/test_fence.py", "tests/rdma/test_copy.py"),
+        timeout_s=600.0,
+    ),
+    "mutant: no fence": Lane("without deregistration", ("tests/rdma/test_fence.py",), mutant="no-fence", timeout_s=600.0),
+    "mutant: in place": Lane("without the copy", ("tests/rdma/test_copy.py",), mutant="in-place", timeout_s=600.0),
 }
 
 
@@ -96,9 +107,14 @@ def _judge_mutant(lane: Lane, tests: Outcomes) -> tuple[str, str]:
     return "PASS", f"{len(tests.failed)} of {len(tests.failed)} tests notice: {lane.says}"
 
 
+def log_of(results: Path, name: str) -> Path:
+    """A lane's log; its report lies beside it as .xml."""
+    return results / f"{re.sub('[^a-z0-9]+', '-', name)}.log"
+
+
 def run_lane(name: str, lane: Lane, results: Path) -> tuple[str, str]:
     """Runs one lane in a process group of its own, which is ended with it."""
-    log, junit = results / f"{name}.log", results / f"{name}.xml"
+    log, junit = log_of(results, name), log_of(results, name).with_suffix(".xml")
     command = [*PYTEST, f"--junit-xml={junit}", *lane.tests] if lane.tests else ["/bin/bash", "-c", lane.command]
     environment = {**os.environ, "PP1Q_RDMA_MUTANT": lane.mutant}
     with log.open("wb") as output:
@@ -134,7 +150,7 @@ def main() -> int:
         outcomes[name] = {"verdict": verdict, "detail": detail, "seconds": round(time.monotonic() - began, 1)}
         print(line(verdict, name, detail), flush=True)
         if verdict == "FAIL":
-            for text in (options.results / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()[-60:]:
+            for text in log_of(options.results, name).read_text(encoding="utf-8", errors="replace").splitlines()[-60:]:
                 print(f"      | {text}", flush=True)
         (options.results / OUTCOMES).write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
     return 1 if any(outcome["verdict"] == "FAIL" for outcome in outcomes.values()) else 0
