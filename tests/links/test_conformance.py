@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ class End:
     """One end: a link with its sink and outbox."""
 
     link: Link
-    sink: Sink
+    sink: Any
     outbox: Outbox
 
     def frame(self, number: int, payload: bytes = b"", slot: int = 0, kind: int = wire.REPLY) -> bytes:
@@ -112,13 +113,13 @@ class Pair:
     bounded: bool
 
 
-def make_sim() -> Pair:
-    sinks, boxes = (Sink(), Sink()), (Outbox(), Outbox())
+def make_sim(right_sink: FrameSink | None = None) -> Pair:
+    sinks, boxes = (Sink(), right_sink or Sink()), (Outbox(), Outbox())
     left, right = sim_pair(sinks[0], boxes[0], sinks[1], boxes[1], seed=3, largest=50_000)
     return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=False)
 
 
-def make_tcp() -> Pair:
+def make_tcp(right_sink: FrameSink | None = None) -> Pair:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         listener.bind(("127.0.0.1", 0))
@@ -127,22 +128,22 @@ def make_tcp() -> Pair:
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         near.connect(listener.getsockname())
         far, _ = listener.accept()
-    sinks, boxes = (Sink(), Sink()), (Outbox(), Outbox())
+    sinks, boxes = (Sink(), right_sink or Sink()), (Outbox(), Outbox())
     left, right = TcpLink(near, sinks[0], boxes[0]), TcpLink(far, sinks[1], boxes[1])
     return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
 
 
-def make_shm(ring_bytes: int = 1 << 16) -> Pair:
+def make_shm(right_sink: FrameSink | None = None, ring_bytes: int = 1 << 16) -> Pair:
     near, far = socket.socketpair()
     fd = create_memory(ring_bytes)
-    sinks, boxes = (Sink(), Sink()), (Outbox(), Outbox())
+    sinks, boxes = (Sink(), right_sink or Sink()), (Outbox(), Outbox())
     left = ShmLink(ShmEnds(near, map_memory(fd), LISTENER), sinks[0], boxes[0])
     right = ShmLink(ShmEnds(far, map_memory(fd), DIALER), sinks[1], boxes[1])
     os.close(fd)
     return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
 
 
-def make_rdma() -> Pair:
+def make_rdma(right_sink: FrameSink | None = None) -> Pair:
     """Both ends in this process, over the first device; two rows a slot, so that senders meet rows that are still in use."""
     try:
         device = Device(RdmaConfig(device=next(iter(device_names()), AUTO), queue_depth=16))
@@ -157,12 +158,13 @@ def make_rdma() -> Pair:
         for end in ends:
             if not end.up:
                 end.poll(time.monotonic_ns())
-    sinks, boxes = (Sink(), Sink()), (Outbox(), Outbox())
+    sinks, boxes = (Sink(), right_sink or Sink()), (Outbox(), Outbox())
     left, right = (RdmaLink(end, sink, box) for end, sink, box in zip(ends, sinks, boxes, strict=True))
     return Pair(End(left, sinks[0], boxes[0]), End(right, sinks[1], boxes[1]), bounded=True)
 
 
-FACTORIES: dict[str, Callable[[], Pair]] = {"sim": make_sim, "tcp": make_tcp, "shm": make_shm, "rdma": make_rdma}
+# Each takes the sink of its right end, a `Sink` of this file by default.
+FACTORIES: dict[str, Callable[..., Pair]] = {"sim": make_sim, "tcp": make_tcp, "shm": make_shm, "rdma": make_rdma}
 
 
 @pytest.fixture(params=tuple(FACTORIES))

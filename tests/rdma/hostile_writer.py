@@ -1,6 +1,6 @@
 """A leader that forms a real session over rdma and then turns on it: whatever it was given, it uses when it likes.
 
-A process of its own, told what to do in lines of JSON (`rdma_world.Hostile` is the other end). It keeps every address and key that
+A process of its own, told what to do in lines of JSON (`rdma_world.Hostile` is the other end). It keeps each address and key that
 the receiver ever told it, and writes with them through the session's own queue pair, by the verbs library itself.
 """
 

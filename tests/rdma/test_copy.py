@@ -1,7 +1,7 @@
 """What copying out promises: a slot that a sampler may read never changes, whatever a peer writes into landing memory, and when.
 
-A hostile leader in a process of its own writes there with keys that are good, which nothing can forbid it. At worst the generation
-that is landing is discarded by its digest. Every test here fails when rows are validated and read in place (lane "mutant in place").
+A hostile leader in a process of its own writes there with keys that are good, which nothing can forbid. At worst the generation
+that is landing is discarded by its digest. Every test here fails when rows are used in place (lane "mutant: in place").
 """
 
 from __future__ import annotations

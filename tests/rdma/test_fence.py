@@ -1,7 +1,7 @@
 """What the fence promises: once a STEP is over, nobody's late write reaches its landing memory, and the writer hears of it.
 
-A hostile leader in a process of its own writes with the keys that it was given, by the verbs library itself. Every test here fails
-when the deregistration is taken out (lane "mutant no fence").
+A hostile leader in a process of its own writes with the keys that it was given, by the verbs library itself. Each test here fails
+when the deregistration is taken out (lane "mutant: no fence").
 """
 
 from __future__ import annotations
