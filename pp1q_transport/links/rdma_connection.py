@@ -83,13 +83,14 @@ class RdmaConnection:
             raise
 
     def _map(self) -> None:
-        domain, size = self.domain, self.buffer_bytes
+        domain, size, started_ns = self.domain, self.buffer_bytes, monotonic_ns()
         self.sends_at = self.receives * size
         self.heads_at = self.sends_at + self.limit * size
         self.work = SharedMemory(self.heads_at + ACKNOWLEDGEMENTS * HEADS_BYTES)
         self.work_key = domain.register(self.work.address, self.work.size, self.work, writable=True).lkey
         self.landing = SharedMemory(self.shape.total_bytes)
         self._slots = [self._register_slot(slot) for slot in range(self.shape.slots)]
+        self.register_ms = (monotonic_ns() - started_ns) / 1e6
 
     def _register_slot(self, slot: int) -> MemoryRegion:
         address = self.landing.address + self.shape.offset(slot, 0)
@@ -257,7 +258,9 @@ class RdmaConnection:
         if held is None:
             if len(self._staged) >= STAGED_AT_MOST and not self._unstage(taken):
                 return None
+            started_ns = monotonic_ns()
             held = (self.domain.register(place[0], place[1], bytes_of), number)
+            self.register_ms += (monotonic_ns() - started_ns) / 1e6
         self._staged[place] = (held[0], number)
         return held[0]
 
@@ -294,6 +297,8 @@ class RdmaConnection:
             "traffic_class": config.traffic_class,
             "landing_slots": self.shape.slots,
             "landing_bytes": self.shape.total_bytes,
+            "staged_bytes": sum(region.length for region, _number in self._staged.values()),
+            "register_ms": round(self.register_ms, 3),
         }
 
     def close(self) -> None:

@@ -175,6 +175,12 @@ class Domain(Holder):
         self._kept[id(thing)] = keep
         return MemoryRegion(self._own("mr", thing), address, length)
 
+    def close(self) -> None:
+        """See `Holder.close`. Memory of a region that the kernel would not let go of is kept with it."""
+        super().close()
+        if not self.refused:
+            self._kept.clear()
+
     def revoke(self, region: MemoryRegion) -> None:
         """Deregisters: after this no key of the region reaches any memory. Raises `PeerFault` (`link_error`) when the kernel
         refuses: then the memory may still be written."""
@@ -238,6 +244,7 @@ class QueuePair(Holder):
             where = domain.device.name
             raise ConfigError(f"can't make an rdma queue pair on {where}: {_words(error)}; lower queue_depth") from None
         self.number: int = self._pair.qp_num
+        self.sends = sends
         self.row_received = library.row_received
         self.psn = secrets.randbelow(1 << 24)
         self._posted: dict[int, Any] = {}
