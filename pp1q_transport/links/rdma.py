@@ -380,7 +380,10 @@ class RdmaLink(StreamLink):
         connection = self.connection
         peer = connection.peer
         assert peer is not None
+        before = self.window.taken
         self.window.restart(peer.taken, min(connection.limit, peer.queue_depth))
+        if self.window.taken > before:
+            self._fruitless = 0
         lost, again = 0, deque[bytes]()
         for sent in self._on_the_way:
             if sent.number < self.window.taken:
