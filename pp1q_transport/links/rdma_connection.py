@@ -16,7 +16,7 @@ import numpy as np
 from .._native.kernels import monotonic_ns
 from ..errors import ConfigError, PeerFault, Reason
 from .rdma_config import MTUS
-from .rdma_device import Domain, MemoryRegion, QueuePair, roce_of
+from .rdma_device import roce_of
 from .rdma_records import Join, RecordReader, encode_join, encode_ready
 from .rdma_verbs import SharedMemory
 from .rdma_window import ACKNOWLEDGEMENTS, LandingShape
@@ -24,7 +24,7 @@ from .rdma_window import ACKNOWLEDGEMENTS, LandingShape
 if TYPE_CHECKING:
     from ..counters import Counters
     from ..memory import ReadMemory
-    from .rdma_device import Device
+    from .rdma_device import Device, MemoryRegion, QueuePair
 
 JOIN_WITHIN_NS: Final = 5_000_000_000
 STAGED_AT_MOST: Final = 8  # regions of payload memory registered at a time: a session has one
@@ -71,7 +71,7 @@ class RdmaConnection:
         self._staged: dict[tuple[int, int], tuple[MemoryRegion, int]] = {}
         self._deadline_ns = 0
         self._poller: select.epoll | None = None
-        self.domain = Domain(device)
+        self.domain = device.domain()
         try:
             self.gid = device.gid(_host_of(sock))
             self._map()
@@ -118,7 +118,9 @@ class RdmaConnection:
         if self._pair is not None:
             self._pair.close()
         self.life += 1
-        self._pair = pair = QueuePair(self.domain, self.receives, 2 * (self.limit + ACKNOWLEDGEMENTS), self.shape.slots > 0)
+        self._pair = pair = self.domain.queue_pair(
+            self.receives, 2 * (self.limit + ACKNOWLEDGEMENTS), self.shape.slots > 0
+        )
         for number in range(self.receives):
             self.post_receive(number)
         version, family = roce_of(self.gid, self.device.port.ethernet)

@@ -89,6 +89,10 @@ class Device(Holder):
         """The most bytes a packet that we offer: the port's, or less by configuration."""
         return self.port.mtu if self.config.mtu == AUTO else min(int(self.config.mtu), self.port.mtu)
 
+    def domain(self) -> Domain:
+        """A protection domain, for one session. Raises `ConfigError`."""
+        return Domain(self)
+
     def describe(self) -> dict[str, object]:
         """Device, port and what its port is, as logs and `doctor` print it."""
         layer = "Ethernet" if self.port.ethernet else "InfiniBand"
@@ -174,6 +178,10 @@ class Domain(Holder):
             ) from None
         self._kept[id(thing)] = keep
         return MemoryRegion(self._own("mr", thing), address, length)
+
+    def queue_pair(self, receives: int, sends: int, remote_write: bool) -> QueuePair:
+        """A queue pair of this domain. Raises `ConfigError`."""
+        return QueuePair(self, receives, sends, remote_write)
 
     def close(self) -> None:
         """See `Holder.close`. Memory of a region that the kernel would not let go of is kept with it."""

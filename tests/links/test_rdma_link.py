@@ -1,7 +1,7 @@
 """What only an rdma link can do: lose a queue pair and go on, revoke a key, refuse a fork, and leave nothing behind.
 
-Needs a device (the machine of tests/rdma/vm has three); asserts on contents, completion statuses and queue-pair states, never on
-time.
+On a device where there is one (the machine of tests/rdma/vm has three), and on verbs that are played; asserts on contents,
+completion statuses and queue-pair states, never on time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from test_conformance import End, Pair, encoded, ending, grant, make_rdma, noise, until
+from test_conformance import End, Pair, encoded, ending, grant, make_played, make_rdma, noise, until
 
 from pp1q_transport import wire
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason
 from pp1q_transport.links.rdma import FRUITLESS_AT_MOST, RdmaLink
 from pp1q_transport.links.rdma_config import RdmaConfig
 from pp1q_transport.links.rdma_connection import NO_LANDING, Phase, RdmaConnection
-from pp1q_transport.links.rdma_device import Device, Domain
+from pp1q_transport.links.rdma_device import Device
 from pp1q_transport.links.rdma_verbs import alive
 
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture(params=("device", "played"))
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    yield from ends(make_rdma if request.param == "device" else make_played)
+
+
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = make_rdma()
+def real() -> Iterator[Pair]:
+    """Over a device only: what is about pyverbs and the kernel."""
+    yield from ends(make_rdma)
+
+
+def ends(make: Callable[[], Pair]) -> Iterator[Pair]:
+    made = make()
     yield made
     device = link(made.left).connection.device
     made.left.link.close()
@@ -161,12 +171,12 @@ def test_a_key_that_can_not_be_revoked_stops_the_queue_pair_and_ends_the_link(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slot must not be granted again while the old key may work: through a queue pair in error it does not."""
+    connection = link(pair.right).connection
 
-    def refuses(_domain: Domain, _region: Any) -> None:
+    def refuses(_region: Any) -> None:
         raise PeerFault(Reason.LINK_ERROR, "no")
 
-    monkeypatch.setattr(Domain, "revoke", refuses)
-    connection = link(pair.right).connection
+    monkeypatch.setattr(connection.domain, "revoke", refuses)
     pair.right.link.fence(1)
     assert connection.phase is Phase.FAILED
     assert connection.pair.state == "ERR"
@@ -215,15 +225,15 @@ def cycle() -> Callable[[], None]:
 
     def once() -> None:
         near, far = socket.socketpair()
-        ends = [RdmaConnection(sock, device, NO_LANDING, link(first.left).connection.counters) for sock in (near, far)]
-        for end in ends:
+        both = [RdmaConnection(sock, device, NO_LANDING, link(first.left).connection.counters) for sock in (near, far)]
+        for end in both:
             end.begin(0)
-        while not all(end.up for end in ends):
-            for end in ends:
+        while not all(end.up for end in both):
+            for end in both:
                 if not end.up:
                     end.poll(0)
-        ends[0].fail()
-        for end in ends:
+        both[0].fail()
+        for end in both:
             end.close()
             end.close()
 
@@ -244,17 +254,17 @@ def test_a_queue_pair_that_is_closed_is_used_by_nobody(pair: Pair) -> None:
 # ---- one process --------------------------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_is_refused_and_the_parent_goes_on(pair: Pair) -> None:
+def test_a_forked_child_is_refused_and_the_parent_goes_on(real: Pair) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         said = b"nothing"
         try:
-            pair.left.link.pump(0)
+            real.left.link.pump(0)
         except LocalMisuse as error:
             said = str(error).encode()
         finally:
-            pair.left.link.close()
+            real.left.link.close()
             os.write(writer, said)
             os._exit(0)
     os.close(writer)
@@ -262,9 +272,9 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(pair: Pair) -> None:
     os.close(reader)
     os.waitpid(child, 0)
     assert b"forked child" in words
-    pair.left.frame(1, noise(1, 20_000), slot=1)
-    until(lambda: taken(pair) == [1], pair.left, pair.right)
-    assert link(pair.left).connection.pair.state == "RTS"
+    real.left.frame(1, noise(1, 20_000), slot=1)
+    until(lambda: taken(real) == [1], real.left, real.right)
+    assert link(real.left).connection.pair.state == "RTS"
 
 
 # ---- sleeping -----------------------------------------------------------------------------------------------------------
@@ -310,8 +320,8 @@ def test_what_arrived_before_the_sleep_is_found(pair: Pair) -> None:
         ({"gid_index": 200}, "gid_index 200 is empty"),
     ),
 )
-def test_what_a_device_has_not_is_one_line(pair: Pair, settings: dict[str, Any], named: str) -> None:
-    name = link(pair.left).connection.device.name
+def test_what_a_device_has_not_is_one_line(real: Pair, settings: dict[str, Any], named: str) -> None:
+    name = link(real.left).connection.device.name
     before = dict(alive)
     with pytest.raises(ConfigError, match=named) as caught:
         Device(RdmaConfig(**{"device": name, **settings}))
