@@ -314,6 +314,18 @@ class RdmaConnection:
         self.sock.close()
 
 
+def open_connection(sock: socket.socket, device: Device, shape: LandingShape, counters: Counters) -> RdmaConnection:
+    """A connection over a proven socket whose first queue pair is told to the peer. Raises `ConfigError` or `OSError` and leaves
+    nothing open."""
+    connection = RdmaConnection(sock, device, shape, counters)
+    try:
+        connection.begin(0)
+    except (ConfigError, OSError):
+        connection.close()
+        raise
+    return connection
+
+
 def _host_of(sock: socket.socket) -> str:
     """Our own address on a connection; "" where it has none (a Unix socket, or one that was reset)."""
     try:
