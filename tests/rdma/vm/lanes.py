@@ -31,21 +31,26 @@ class Lane:
     tests: tuple[str, ...] = ()
     command: str = ""
     mutant: str = ""
-    timeout_s: float = 300.0
+    timeout_s: float = 600.0
 
 
 LANES: dict[str, Lane] = {
     "verbs": Lane(
-        "the machine's devices move bytes, one to itself and two over a cable",
-        tests=("tests/rdma/test_verbs.py", "tests/rdma/test_rdma_status.py", "tests/rdma/test_doctor.py"),
+        "the machine's devices move bytes, and doctor says what they are",
+        ("tests/rdma/test_verbs.py", "tests/rdma/test_rdma_status.py", "tests/rdma/test_doctor.py"),
+    ),
+    "links": Lane(
+        "the conformance suite and the golden frames over rdma",
+        ("tests/links/test_conformance.py", "tests/links/test_golden_links.py", "-k", "rdma"),
     ),
     "isolation": Lane(
         "late, stray and mid-message writes change nothing that is fenced or ready",
-        tests=("tests/rdma/test_fence.py", "tests/rdma/test_copy.py"),
-        timeout_s=600.0,
+        ("tests/rdma/test_fence.py", "tests/rdma/test_copy.py"),
     ),
-    "mutant: no fence": Lane("without deregistration", ("tests/rdma/test_fence.py",), mutant="no-fence", timeout_s=600.0),
-    "mutant: in place": Lane("without the copy", ("tests/rdma/test_copy.py",), mutant="in-place", timeout_s=600.0),
+    "mutant: no fence": Lane("without deregistration", ("tests/rdma/test_fence.py",), mutant="no-fence"),
+    "mutant: in place": Lane("without the copy", ("tests/rdma/test_copy.py",), mutant="in-place"),
+    "faults": Lane("100 faults over a cable leak nothing", ("tests/rdma/test_faults.py",), timeout_s=900.0),
+    "commands": Lane("demo, sender and receiver over rdma, between processes", ("tests/rdma/test_commands.py",)),
 }
 
 
