@@ -60,6 +60,8 @@ def _no_device(_config: RdmaConfig | None) -> None:
 
 
 def _rdma_device(config: RdmaConfig | None) -> Device:
+    # All that the kind needs is imported here: later, a proof's second is running.
+    from . import rdma, rdma_port  # noqa: F401
     from .rdma_config import RdmaConfig
     from .rdma_device import Device
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._native.kernels import copy_bytes, monotonic_ns
 from .._native.net import POLLIN, wait_io
-from ..errors import PeerFault, Reason
+from ..errors import ConfigError, PeerFault, Reason
 from ..logs import logger
 from ..wire import HEADER_BYTES
 from .rdma_connection import HEADS_BYTES, Phase, RdmaConnection
@@ -95,6 +95,8 @@ class RdmaLink(StreamLink):
             return self._pump()
         except PeerFault as fault:
             return self._end(fault.reason, fault.detail)
+        except ConfigError as error:  # memory that can't be registered
+            return self._end(Reason.LINK_ERROR, str(error))
 
     def _pump(self) -> int:
         moved = self._receive()
@@ -223,7 +225,9 @@ class RdmaLink(StreamLink):
 
     def _send(self) -> int:
         total = 0
-        while self.window.room > 0:
+        pair = self.connection.pair
+        # The send queue has room for a whole window twice, but completions are seen later than the peer's reports.
+        while self.window.room > 0 and pair.unfinished < pair.sends - ACKNOWLEDGEMENTS:
             if self._again:
                 self._send_message(self._again.popleft())
                 continue
@@ -242,15 +246,20 @@ class RdmaLink(StreamLink):
             self._send_message(b"")
         if self.account.due:
             self._acknowledge()
-        if self.connection.pair.unfinished:
+        if pair.unfinished:
             self._finish()
         self.bytes_out += total
         return total
 
     def _finish(self) -> None:
-        for completion in self.connection.pair.finished(BATCH):
-            if completion.status:
-                self._break(completion)
+        pair = self.connection.pair
+        while True:
+            done = pair.finished(BATCH)
+            for completion in done:
+                if completion.status:
+                    self._break(completion)
+            if len(done) < BATCH:
+                return
 
     def _send_piece(self, piece: Piece) -> int:
         """As much of a piece as one message takes: a whole row, or a run of other bytes. Returns how many; 0: not now."""
@@ -371,7 +380,10 @@ class RdmaLink(StreamLink):
         connection = self.connection
         peer = connection.peer
         assert peer is not None
+        before = self.window.taken
         self.window.restart(peer.taken, min(connection.limit, peer.queue_depth))
+        if self.window.taken > before:
+            self._fruitless = 0
         lost, again = 0, deque[bytes]()
         for sent in self._on_the_way:
             if sent.number < self.window.taken:
@@ -437,6 +449,15 @@ class RdmaLink(StreamLink):
                     raise
         return landed
 
+    def stage(self, memory: ReadMemory) -> None:
+        """See `Link.stage`: registers it, before a row's budget runs."""
+        if self.targets.shape.slots:
+            try:
+                self.connection.staged(memory, -1, 0)
+            except ConfigError as error:
+                self._end(Reason.LINK_ERROR, str(error))
+                raise PeerFault(Reason.LINK_ERROR, str(error)) from None
+
     def say_last(self, frame: ReadMemory) -> bool:
         """See `Link.say_last`."""
         if self.broken or not self.connection.up or self._again or self.window.room <= 0:
@@ -448,6 +469,8 @@ class RdmaLink(StreamLink):
         """See `Link.linger`: until the peer's device has all that was sent. It stays readable there after our end."""
         connection = self.connection
         stop_ns = monotonic_ns() + timeout_ns
+        if connection.domain.foreign:
+            return
         while connection.up and not connection.gone and connection.pair.unfinished and monotonic_ns() < stop_ns:
             self._finish()
 

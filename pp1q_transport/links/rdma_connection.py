@@ -16,7 +16,7 @@ import numpy as np
 from .._native.kernels import monotonic_ns
 from ..errors import ConfigError, PeerFault, Reason
 from .rdma_config import MTUS
-from .rdma_device import Domain, MemoryRegion, QueuePair, roce_of
+from .rdma_device import roce_of
 from .rdma_records import Join, RecordReader, encode_join, encode_ready
 from .rdma_verbs import SharedMemory
 from .rdma_window import ACKNOWLEDGEMENTS, LandingShape
@@ -24,7 +24,7 @@ from .rdma_window import ACKNOWLEDGEMENTS, LandingShape
 if TYPE_CHECKING:
     from ..counters import Counters
     from ..memory import ReadMemory
-    from .rdma_device import Device
+    from .rdma_device import Device, MemoryRegion, QueuePair
 
 JOIN_WITHIN_NS: Final = 5_000_000_000
 STAGED_AT_MOST: Final = 8  # regions of payload memory registered at a time: a session has one
@@ -71,7 +71,7 @@ class RdmaConnection:
         self._staged: dict[tuple[int, int], tuple[MemoryRegion, int]] = {}
         self._deadline_ns = 0
         self._poller: select.epoll | None = None
-        self.domain = Domain(device)
+        self.domain = device.domain()
         try:
             self.gid = device.gid(_host_of(sock))
             self._map()
@@ -83,13 +83,14 @@ class RdmaConnection:
             raise
 
     def _map(self) -> None:
-        domain, size = self.domain, self.buffer_bytes
+        domain, size, started_ns = self.domain, self.buffer_bytes, monotonic_ns()
         self.sends_at = self.receives * size
         self.heads_at = self.sends_at + self.limit * size
         self.work = SharedMemory(self.heads_at + ACKNOWLEDGEMENTS * HEADS_BYTES)
         self.work_key = domain.register(self.work.address, self.work.size, self.work, writable=True).lkey
         self.landing = SharedMemory(self.shape.total_bytes)
         self._slots = [self._register_slot(slot) for slot in range(self.shape.slots)]
+        self.register_ms = (monotonic_ns() - started_ns) / 1e6
 
     def _register_slot(self, slot: int) -> MemoryRegion:
         address = self.landing.address + self.shape.offset(slot, 0)
@@ -117,7 +118,9 @@ class RdmaConnection:
         if self._pair is not None:
             self._pair.close()
         self.life += 1
-        self._pair = pair = QueuePair(self.domain, self.receives, 2 * (self.limit + ACKNOWLEDGEMENTS), self.shape.slots > 0)
+        self._pair = pair = self.domain.queue_pair(
+            self.receives, 2 * (self.limit + ACKNOWLEDGEMENTS), self.shape.slots > 0
+        )
         for number in range(self.receives):
             self.post_receive(number)
         version, family = roce_of(self.gid, self.device.port.ethernet)
@@ -257,7 +260,9 @@ class RdmaConnection:
         if held is None:
             if len(self._staged) >= STAGED_AT_MOST and not self._unstage(taken):
                 return None
+            started_ns = monotonic_ns()
             held = (self.domain.register(place[0], place[1], bytes_of), number)
+            self.register_ms += (monotonic_ns() - started_ns) / 1e6
         self._staged[place] = (held[0], number)
         return held[0]
 
@@ -294,6 +299,8 @@ class RdmaConnection:
             "traffic_class": config.traffic_class,
             "landing_slots": self.shape.slots,
             "landing_bytes": self.shape.total_bytes,
+            "staged_bytes": sum(region.length for region, _number in self._staged.values()),
+            "register_ms": round(self.register_ms, 3),
         }
 
     def close(self) -> None:
@@ -305,6 +312,18 @@ class RdmaConnection:
             self._poller.close()
             self._poller = None
         self.sock.close()
+
+
+def open_connection(sock: socket.socket, device: Device, shape: LandingShape, counters: Counters) -> RdmaConnection:
+    """A connection over a proven socket whose first queue pair is told to the peer. Raises `ConfigError` or `OSError` and leaves
+    nothing open."""
+    connection = RdmaConnection(sock, device, shape, counters)
+    try:
+        connection.begin(0)
+    except (ConfigError, OSError):
+        connection.close()
+        raise
+    return connection
 
 
 def _host_of(sock: socket.socket) -> str:

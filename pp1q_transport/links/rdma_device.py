@@ -89,6 +89,10 @@ class Device(Holder):
         """The most bytes a packet that we offer: the port's, or less by configuration."""
         return self.port.mtu if self.config.mtu == AUTO else min(int(self.config.mtu), self.port.mtu)
 
+    def domain(self) -> Domain:
+        """A protection domain, for one session. Raises `ConfigError`."""
+        return Domain(self)
+
     def describe(self) -> dict[str, object]:
         """Device, port and what its port is, as logs and `doctor` print it."""
         layer = "Ethernet" if self.port.ethernet else "InfiniBand"
@@ -175,6 +179,16 @@ class Domain(Holder):
         self._kept[id(thing)] = keep
         return MemoryRegion(self._own("mr", thing), address, length)
 
+    def queue_pair(self, receives: int, sends: int, remote_write: bool) -> QueuePair:
+        """A queue pair of this domain. Raises `ConfigError`."""
+        return QueuePair(self, receives, sends, remote_write)
+
+    def close(self) -> None:
+        """See `Holder.close`. Memory of a region that the kernel would not let go of is kept with it."""
+        super().close()
+        if not self.refused:
+            self._kept.clear()
+
     def revoke(self, region: MemoryRegion) -> None:
         """Deregisters: after this no key of the region reaches any memory. Raises `PeerFault` (`link_error`) when the kernel
         refuses: then the memory may still be written."""
@@ -238,6 +252,7 @@ class QueuePair(Holder):
             where = domain.device.name
             raise ConfigError(f"can't make an rdma queue pair on {where}: {_words(error)}; lower queue_depth") from None
         self.number: int = self._pair.qp_num
+        self.sends = sends
         self.row_received = library.row_received
         self.psn = secrets.randbelow(1 << 24)
         self._posted: dict[int, Any] = {}

@@ -14,7 +14,7 @@ from ..logs import logger
 from ..session.agreed import terms_of
 from ..session.hello import Role
 from .proving import ProvingDialer, ProvingPort
-from .rdma_connection import NO_LANDING, RdmaConnection
+from .rdma_connection import NO_LANDING, RdmaConnection, open_connection
 from .rdma_window import LandingShape, shape_for
 from .tcp_port import dial_tcp, listen_tcp, prepare, say_proof
 
@@ -55,13 +55,11 @@ class RdmaPort(ProvingPort[RdmaConnection]):
         if not say_proof(sock, agreement):
             return None
         try:
-            connection = RdmaConnection(sock, self._device, landing_for(agreement), self._counters)
-            connection.begin(0)
+            return open_connection(sock, self._device, landing_for(agreement), self._counters)
         except (ConfigError, OSError) as error:
             self._counters.add("link_memory_failed")
             self._log.error("no_rdma_link", reason=Reason.LINK_ERROR.value, detail=str(error))
             return None
-        return connection
 
     def poll(self, now_ns: int) -> list[tuple[RdmaConnection, Agreement]]:
         """See `ProvingPort.poll`: those whose queue pairs are joined as well."""
@@ -107,11 +105,9 @@ class RdmaDialer(ProvingDialer[RdmaConnection]):
 
     def _join(self) -> RdmaConnection:
         try:
-            connection = RdmaConnection(self._sock, self._device, landing_for(self._agreement), self._counters)
-            connection.begin(0)
+            return open_connection(self._sock, self._device, landing_for(self._agreement), self._counters)
         except (ConfigError, OSError) as error:
             self._fail(Reason.LINK_ERROR, str(error))
-        return connection
 
     def poll(self, now_ns: int) -> RdmaConnection | None:
         """See `ProvingDialer.poll`."""

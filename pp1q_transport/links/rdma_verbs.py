@@ -110,7 +110,13 @@ class Holder:
         self._pid = os.getpid()
         self._objects: list[tuple[str, Any]] = []
         self.closed = False
+        self.refused = False
         _held.add(self)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child, whose copies of another process's objects these are."""
+        return os.getpid() != self._pid
 
     def _own(self, kind: str, thing: Any) -> Any:
         self._objects.append((kind, thing))
@@ -143,6 +149,7 @@ class Holder:
                 thing.close()
                 alive[kind] -= 1
             except error:
+                self.refused = True
                 _refused.append((self, thing))
         self._objects.clear()
 

@@ -40,8 +40,8 @@ LANES: dict[str, Lane] = {
         ("tests/rdma/test_verbs.py", "tests/rdma/test_rdma_status.py", "tests/rdma/test_doctor.py"),
     ),
     "links": Lane(
-        "the conformance suite and the golden frames over rdma",
-        ("tests/links/test_conformance.py", "tests/links/test_golden_links.py", "-k", "rdma"),
+        "the conformance suite and the golden frames over rdma, and what only an rdma link does",
+        ("tests/links/test_conformance.py", "tests/links/test_golden_links.py", "tests/links/test_rdma_link.py", "-k", "rdma"),
     ),
     "isolation": Lane(
         "late, stray and mid-message writes change nothing that is fenced or ready",
