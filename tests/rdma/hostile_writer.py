@@ -6,7 +6,6 @@ the receiver ever told it, and writes with them through the session's own queue 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import logging
@@ -36,6 +35,7 @@ from pp1q_transport.toy.models import ToyModels
 from pp1q_transport.wire import HEADER_BYTES
 
 BUFFER_BYTES = 1 << 24
+OURS = 99  # the work request that is not the link's
 
 
 class Writer:
@@ -61,6 +61,14 @@ class Writer:
             self.leader.poll()
             time.sleep(0.0005)
 
+    def leave(self) -> None:
+        """The end of the session, as of a process that dies: nothing is said."""
+        if self.region is not None:
+            self.region.close()
+        if self.leader.engine.link is not None:
+            self.leader.engine.link.close()
+        self.leader.close()
+
     # ---- what may be asked --------------------------------------------------------------------------------------
 
     def up(self) -> dict[str, Any]:
@@ -72,6 +80,8 @@ class Writer:
         """Keeps addresses and keys as they are now."""
         link = self.link
         self.stolen = [(target.address, target.key) for target in link.targets._targets]
+        if self.region is not None:
+            self.region.close()
         self.region = MR(link.connection.domain.pd, BUFFER_BYTES, enums.IBV_ACCESS_LOCAL_WRITE, address=self.address)
         shape = link.targets.shape
         return {"slots": len(self.stolen), "stride": shape.stride, "rows": shape.rows, "slot_bytes": shape.slot_bytes}
@@ -114,7 +124,7 @@ class Writer:
         if fill >= 0:
             self.buffer[:length] = bytes([fill]) * length
         opcode = enums.IBV_WR_RDMA_WRITE if imm is None else enums.IBV_WR_RDMA_WRITE_WITH_IMM
-        request = SendWR(wr_id=99, opcode=opcode, num_sge=1, sg=[SGE(self.address, length, self.region.lkey)])
+        request = SendWR(wr_id=OURS, opcode=opcode, num_sge=1, sg=[SGE(self.address, length, self.region.lkey)])
         request.set_wr_rdma(rkey, address + offset)
         if imm is not None:
             request.imm_data = imm
@@ -126,9 +136,12 @@ class Writer:
         pair = self.link.connection.pair
         while True:
             count, found = pair._send_queue.poll(1)
-            if count and found[0].wr_id == 99:
+            if count and found[0].wr_id == OURS:
                 return {"status": int(found[0].status), "state": pair.state}
-            time.sleep(0.0005)
+            if count:
+                pair._unfinished -= 1  # the link's own
+            else:
+                time.sleep(0.0005)
 
     def write(self, **where: Any) -> dict[str, Any]:
         """`post` and `completion`."""
@@ -158,25 +171,32 @@ class Writer:
         return answered
 
 
+def open_session(connect: str, device: str, options: dict[str, Any], settings: dict[str, Any]) -> Writer:
+    """A leader that will connect there."""
+    config = configure(Role.LEADER, connect=connect, link="rdma", **options)
+    leader = Leader(replace(config, rdma=RdmaConfig(device=device, **settings)))
+    return Writer(leader, ToyModels.of(7, options["vocab_size"]))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--connect", required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--options", required=True, help="JSON: fields of HELLO")
-    parser.add_argument("--settings", default="{}", help="JSON: settings of the link")
-    given = parser.parse_args()
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    options = json.loads(given.options)
-    config = configure(Role.LEADER, connect=given.connect, link="rdma", **options)
-    settings = RdmaConfig(device=given.device, **json.loads(given.settings))
-    with Leader(replace(config, rdma=settings)) as leader:
-        writer = Writer(leader, ToyModels.of(7, options["vocab_size"]))
-        for line in sys.stdin:
-            order = json.loads(line)
-            print(json.dumps(getattr(writer, order.pop("do"))(**order)), flush=True)
+    writer: Writer | None = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        what = order.pop("do")
+        answer: dict[str, Any] = {}
+        if what == "open":
+            writer = open_session(**order)
+        elif what == "leave":
+            if writer is not None:
+                writer.leave()
+            writer = None
+        else:
+            answer = getattr(writer, what)(**order)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

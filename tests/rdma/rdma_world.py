@@ -6,6 +6,7 @@ of tests/rdma/vm/lanes.py take one rule out of the product (`MUTANTS`) and requi
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -55,13 +56,10 @@ class IsolationBroken(AssertionError):
 
 
 class Hostile:
-    """The leader's process: an order out, its answer in."""
+    """The leader's process: an order out, its answer in. One for all tests, with a session of its own for each."""
 
-    def __init__(self, endpoint: str, options: dict[str, Any], settings: dict[str, Any]) -> None:
-        command = [
-            sys.executable, str(Path(__file__).with_name("hostile_writer.py")), "--connect", endpoint, "--device", ONE,
-            "--options", json.dumps(options), "--settings", json.dumps(settings),
-        ]  # fmt: skip
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("hostile_writer.py"))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=child_environment()
         )
@@ -93,20 +91,22 @@ class Hostile:
 class World:
     """Both ends, joined."""
 
-    def __init__(self, settings: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, hostile: Hostile, settings: dict[str, Any] | None = None, **options: Any) -> None:
         self.options = {**OPTIONS, **options}
         # Few and short retries: a write that meets nothing is over soon.
         settings = {"timeout": 12, "retry_count": 3, **(settings or {})}
         config = configure(Role.RECEIVER, listen="tcp://127.0.0.1:0", link="rdma", **self.options)
         self.receiver = Receiver(replace(config, rdma=RdmaConfig(device=ONE, **settings)))
-        self.hostile = Hostile(self.receiver.endpoint, self.options, settings)
+        self.hostile = hostile
+        hostile.do("open", connect=self.receiver.endpoint, device=ONE, options=self.options, settings=settings)
         self.requests = 0
         self.held: list[tuple[Proposal, list[bytes]]] = []
-        self.hostile.start("up")
+        hostile.start("up")
         self.shape = self.served_answer()
 
     def close(self) -> None:
-        self.hostile.close()
+        if self.hostile.process.poll() is None:
+            self.hostile.do("leave")
         self.receiver.close()
 
     # ---- driving ------------------------------------------------------------------------------------------------
@@ -135,6 +135,9 @@ class World:
 
     def ask(self, request: Request, budget_us: int = NEVER_US, support: int | None = None) -> tuple[Ticket, int]:
         """A STEP, and the slot that the hostile leader was granted by it."""
+        if not self.receiver.up:
+            self.served("up")
+            self.until(lambda: self.receiver.up)
         ticket = self.receiver.enqueue(request, budget_us=budget_us, support=support)
         return ticket, self.served("next_step")["slot"]
 
@@ -156,11 +159,13 @@ class World:
         session = self.receiver.engine.session
         assert session is not None
         session.tick(monotonic_ns() + 2 * NEVER_US * 1000)
+        self.serve()
         assert self.discarded(ticket) is Reason.TIMEOUT
         self.until(lambda: self.state(slot) == "FREE")
 
     def discarded(self, ticket: Ticket) -> Reason:
         """Why a proposal was discarded, once it is."""
+        self.serve()
         self.until(lambda: ticket.settled)
         with pytest.raises(ProposalDiscarded) as caught:
             ticket.wait()
@@ -222,9 +227,20 @@ class World:
             raise IsolationBroken(f"{changed} bytes of fenced landing memory changed (slot {slot})")
 
 
+_hostile: list[Hostile] = []
+
+
+def hostile() -> Hostile:
+    """The process, a new one if the last one ended."""
+    if not _hostile or _hostile[-1].process.poll() is not None:
+        _hostile.append(Hostile())
+        atexit.register(_hostile[-1].close)
+    return _hostile[-1]
+
+
 @contextmanager
 def world(**options: Any) -> Iterator[World]:
-    made = World(**options)
+    made = World(hostile(), **options)
     try:
         yield made
     finally:

@@ -4,8 +4,6 @@ export RXE_ONE=rxe0 RXE_A=rxe_a RXE_B=rxe_b
 export ADDRESS_ONE=10.77.1.1 ADDRESS_A=10.77.2.1 ADDRESS_B=10.77.2.2
 export CABLE_A=cable_a CABLE_B=cable_b
 
-modprobe -a ib_uverbs rdma_ucm rdma_rxe dummy veth sch_netem
-
 # rxe has its sockets in the first network namespace only, so the two ends can't be told apart by namespaces.
 wire() { # also after a link was down, which loses routes
   ip route replace $ADDRESS_B/32 dev $CABLE_A src $ADDRESS_A table 101
@@ -16,6 +14,7 @@ wire() { # also after a link was down, which loses routes
 
 make_devices() {
   local cable
+  modprobe -a ib_uverbs rdma_ucm rdma_rxe dummy veth sch_netem
   ip link add dummy_one type dummy
   ip addr add $ADDRESS_ONE/24 dev dummy_one
   ip link set dummy_one up

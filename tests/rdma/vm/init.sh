@@ -16,7 +16,7 @@ $b mount -t tmpfs layer /layer
 $b mkdir /layer/upper /layer/work
 $b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root || echo "no overlay"
 for kind in proc sys dev; do $b mkdir -p "/root/$kind" && $b mount --move "/$kind" "/root/$kind"; done
-for place in tmp run dev/shm var/tmp; do $b mkdir -p "/root/$place" && $b mount -t tmpfs -o mode=1777 memory "/root/$place"; done
+for place in run dev/shm; do $b mkdir -p "/root/$place" && $b mount -t tmpfs -o mode=1777 memory "/root/$place"; done
 $b mkdir -p /root/dev/pts && $b mount -t devpts devpts /root/dev/pts
 $b mkdir -p "/root$results" && $b mount --bind /results "/root$results"
 share kernel /kernel ro,cache=loose
