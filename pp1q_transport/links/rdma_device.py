@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PORT_ACTIVE: Final = 4
 GIDS_AT_MOST: Final = 1024
+_channels = threading.Lock()  # one at a time: a new one is known by its descriptor
 _KINDS: Final = {0: ROCE_V1, 1: ROCE_V1, 2: ROCE_V2}  # IBV_GID_TYPE_* as /sys names them
 MIN_RNR_TIMER: Final = 12  # 0.64 ms; a receive queue never runs dry, so this is for a peer that breaks the rules
 
@@ -45,9 +47,10 @@ class Device(Holder):
         self._library = load()
         self.name = _device_of(config)
         try:
-            before = _event_files()
-            self.context = self._own("context", self._library.device.Context(name=self.name))
-            self._events_fd = next(iter(_event_files() - before), -1)
+            with _channels:
+                before = _event_files()
+                self.context = self._own("context", self._library.device.Context(name=self.name))
+                self._events_fd = next(iter(_event_files() - before), -1)
         except self._library.Error as error:
             raise ConfigError(
                 f"can't open rdma device {self.name}: {_words(error)}; may this user open /dev/infiniband/uverbs*?"
@@ -106,7 +109,7 @@ class Device(Holder):
 
     def domain(self) -> Domain:
         """A protection domain, for one session. Raises `ConfigError`."""
-        return Domain(self)
+        return self._part(Domain(self))
 
     def describe(self) -> dict[str, object]:
         """Device, port and what its port is, as logs and `doctor` print it."""
@@ -171,9 +174,10 @@ class Domain(Holder):
         self._library = library = load()
         try:
             self.pd = self._own("pd", library.pd.PD(device.context))
-            before = _event_files()
-            self.channel = self._own("channel", library.cq.CompChannel(device.context))
-            self.fd = _new_one(before, _event_files())
+            with _channels:
+                before = _event_files()
+                self.channel = self._own("channel", library.cq.CompChannel(device.context))
+                self.fd = _new_one(before, _event_files())
             os.set_blocking(self.fd, False)
         except (library.Error, ConfigError) as error:
             self.close()
@@ -196,7 +200,7 @@ class Domain(Holder):
 
     def queue_pair(self, receives: int, sends: int, remote_write: bool) -> QueuePair:
         """A queue pair of this domain. Raises `ConfigError`."""
-        return QueuePair(self, receives, sends, remote_write)
+        return self._part(QueuePair(self, receives, sends, remote_write))
 
     def close(self) -> None:
         """See `Holder.close`. Memory of a region that the kernel would not let go of is kept with it."""

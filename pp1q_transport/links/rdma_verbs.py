@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import weakref
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..errors import ConfigError, LocalMisuse
 
@@ -99,6 +99,7 @@ def device_names() -> list[str]:
 
 # ---- one process only ---------------------------------------------------------------------------------------------
 
+H = TypeVar("H", bound="Holder")
 _held: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
@@ -109,6 +110,7 @@ class Holder:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._objects: list[tuple[str, Any]] = []
+        self._parts: weakref.WeakSet[Holder] = weakref.WeakSet()
         self.closed = False
         self.refused = False
         _held.add(self)
@@ -123,9 +125,14 @@ class Holder:
         alive[kind] += 1
         return thing
 
+    def _part(self, part: H) -> H:
+        """Remembers what is made in this, and must go before it."""
+        self._parts.add(part)
+        return part
+
     def check(self) -> None:
         """Raises `LocalMisuse` in a forked child and after the end."""
-        if os.getpid() != self._pid:
+        if self.foreign:
             raise LocalMisuse("an rdma link was used in a forked child: start processes with spawn, or before links exist")
         if self.closed:
             raise LocalMisuse("an rdma link was used after its end")
@@ -137,11 +144,13 @@ class Holder:
         alive[kind] -= 1
 
     def close(self) -> None:
-        """Frees everything, last made first; safe to repeat, and in a child does nothing. What the kernel refuses to free stays
-        owned by `_refused` for as long as the process runs: freeing its memory would be worse."""
-        if self.closed or os.getpid() != self._pid:
+        """Frees everything, what was made in it and last first; safe to repeat, and in a child does nothing. What the kernel
+        refuses to free stays owned by `_refused` for as long as the process runs: freeing its memory would be worse."""
+        if self.closed or self.foreign:
             self.closed = True
             return
+        for part in list(self._parts):
+            part.close()
         self.closed = True
         error = load().Error
         for kind, thing in reversed(self._objects):

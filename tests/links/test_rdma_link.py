@@ -275,6 +275,16 @@ def cycle() -> Callable[[], None]:
     return once
 
 
+def test_a_device_takes_what_was_made_in_it_along(real: Pair) -> None:
+    """Whatever goes first: what pyverbs has freed is never used again."""
+    device = link(real.left).connection.device
+    before = [link(end).connection.pair for end in (real.left, real.right)]
+    device.close()
+    assert [pair.state for pair in before] == ["CLOSED", "CLOSED"]
+    with pytest.raises(LocalMisuse):
+        real.left.link.pump(0)
+
+
 def test_a_queue_pair_that_is_closed_is_used_by_nobody(pair: Pair) -> None:
     queue_pair = link(pair.left).connection.pair
     pair.left.link.close()

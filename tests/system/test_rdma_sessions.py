@@ -23,6 +23,7 @@ from pp1q_transport.links.rdma_config import RdmaConfig
 from pp1q_transport.links.rdma_verbs import alive, device_names
 
 pytestmark = pytest.mark.timeout(120)
+PATIENT_US = 60_000_000  # the machine with the device is slow
 
 
 @pytest.fixture(params=("device", "played"))
@@ -65,7 +66,7 @@ def test_rounds_over_rdma_commit_what_they_would_without_any_transport(
         request = rig.receiver.open_request(1, PROMPT, seed=21)
         journal = []
         for number in range(8):
-            with rig.round(request, support=support) as proposal:
+            with rig.round(request, support=support, budget_us=PATIENT_US) as proposal:
                 journal.append((number, proposal.generation, True))
                 consume(rig.models, rig.receiver, request, proposal)
         assert request.tokens.tolist()[2:] == expected(rig.models, 21, journal, depth=3, support=support)
@@ -80,7 +81,7 @@ def test_staging_memory_is_registered_with_the_session_and_rows_come_from_there(
         staged = link(rig.leader).describe()["staged_bytes"]
         assert staged == len(rig.leader.region.memory)
         request = rig.receiver.open_request(1, PROMPT, seed=21)
-        with rig.round(request) as proposal:
+        with rig.round(request, budget_us=PATIENT_US) as proposal:
             consume(rig.models, rig.receiver, request, proposal)
         assert link(rig.leader).describe()["staged_bytes"] == staged
         assert len(link(rig.leader).connection._staged) == 1
@@ -105,7 +106,7 @@ def test_rows_that_come_too_late_cost_a_queue_pair_and_not_the_session(options: 
         rig.leader.engine.flush()
         rig.until(lambda: link(rig.leader).connection.life == 1 and link(rig.leader).connection.up)
         assert bytes(link(rig.receiver).connection.landing.view) == before
-        with rig.round(quick) as proposal:
+        with rig.round(quick, budget_us=PATIENT_US) as proposal:
             consume(rig.models, rig.receiver, quick, proposal)
         go_on_alone(rig.models, rig.receiver, slow, 0)
         assert rig.receiver.engine.formed == rig.leader.engine.formed == 1
@@ -120,7 +121,7 @@ def test_a_live_proposal_whose_rows_go_with_a_queue_pair_is_incomplete(options: 
     with Rig(**options) as rig:
         rig.connect()
         request = rig.receiver.open_request(1, PROMPT, seed=21)
-        ticket = rig.receiver.enqueue(request, budget_us=60_000_000)
+        ticket = rig.receiver.enqueue(request, budget_us=PATIENT_US)
         step = rig.next_step()
         link(rig.receiver).connection.pair.fail()
         draft(rig.models, step)
@@ -131,7 +132,7 @@ def test_a_live_proposal_whose_rows_go_with_a_queue_pair_is_incomplete(options: 
         assert rig.receiver.engine.formed == 1
         assert 1 <= rig.leader.counters.get("rows_lost_with_queue_pair") <= 3
         go_on_alone(rig.models, rig.receiver, request, 0)
-        with rig.round(request) as proposal:
+        with rig.round(request, budget_us=PATIENT_US) as proposal:
             consume(rig.models, rig.receiver, request, proposal)
         assert rig.all_free()
 
@@ -144,7 +145,7 @@ def test_a_session_that_was_lost_forms_anew(options: dict[str, Any]) -> None:
         with captured() as log:
             rig.until(lambda: rig.receiver.engine.formed == 2 and rig.leader.up and rig.receiver.up)
         assert any(event["event"] == "session_up" and event["link"] == "rdma" and event["mtu"] for event in log)
-        with rig.round(request) as proposal:
+        with rig.round(request, budget_us=PATIENT_US) as proposal:
             consume(rig.models, rig.receiver, request, proposal)
         assert rig.all_free()
 
