@@ -20,7 +20,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 OUTCOMES = "lanes.json"
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
+# Without conftest.py, which imports what these tests do not need: imports are slow in there.
+PYTEST = (sys.executable, "-m", "pytest", "-v", "--durations=10", "-p", "no:cacheprovider", "--color=no", "--noconftest")
 
 
 @dataclass(frozen=True)
