@@ -18,13 +18,14 @@ from ..wire import HEADER_BYTES
 from .rdma_connection import HEADS_BYTES, Phase, RdmaConnection
 from .rdma_cutting import Cutter
 from .rdma_records import HEAD_BYTES, KEY, KEYS_AT_MOST, decode_head, encode_head
-from .rdma_status import explain
+from .rdma_status import event_words, explain
 from .rdma_window import (
     ACKNOWLEDGEMENTS,
     NUMBER_BITS,
     LandingTargets,
     ReceiveAccount,
     SendWindow,
+    Sent,
     pack_immediate,
     unpack_immediate,
 )
@@ -46,18 +47,6 @@ FLUSHED: Final = 5  # IBV_WC_WR_FLUSH_ERR: posted behind the error, says nothing
 _NUMBERS: Final = (1 << NUMBER_BITS) - 1
 
 
-class _Sent:
-    """A message on the way: its number, and where its stream bytes lie in its send buffer (a row has none to send again)."""
-
-    __slots__ = ("is_row", "length", "number", "offset")
-
-    def __init__(self, number: int, is_row: bool, offset: int, length: int) -> None:
-        self.number = number
-        self.is_row = is_row
-        self.offset = offset
-        self.length = length
-
-
 class RdmaLink(StreamLink):
     """One proven, joined peer. Owns `connection`."""
 
@@ -69,12 +58,12 @@ class RdmaLink(StreamLink):
         self.fd = connection.fileno()
         self.connection = connection
         self.window = SendWindow(min(connection.limit, peer.queue_depth))
-        self.account = ReceiveAccount(connection.limit)
+        self.account = ReceiveAccount(self.window.limit)
         self.targets = LandingTargets(peer.shape, list(peer.places))
         self.rows_lost = 0
         self.sent_again = 0
         self._message_bytes = min(connection.buffer_bytes, peer.receive_bytes)
-        self._on_the_way: deque[_Sent] = deque()
+        self._on_the_way: deque[Sent] = deque()
         self._again: deque[bytes] = deque()
         self._keys: dict[int, int] = {}
         self._cutter = Cutter()
@@ -126,6 +115,7 @@ class RdmaLink(StreamLink):
                 return 0
             self._looked_ns = now_ns
             connection.poll(now_ns)
+            self._hear_device()
             if connection.gone:  # what it sent before it left is in the queue already
                 return self._receive()
             return 0
@@ -228,11 +218,11 @@ class RdmaLink(StreamLink):
         pair = self.connection.pair
         # The send queue has room for a whole window twice, but completions are seen later than the peer's reports.
         while self.window.room > 0 and pair.unfinished < pair.sends - ACKNOWLEDGEMENTS:
+            if len(self._keys) > KEYS_AT_MOST or (self._keys and self._again):
+                self._send_message(b"")  # a message that is sent again has no room for keys
+                continue
             if self._again:
                 self._send_message(self._again.popleft())
-                continue
-            if len(self._keys) > KEYS_AT_MOST:
-                self._send_message(b"")
                 continue
             piece = self.outbox.front()
             if piece is None:
@@ -289,7 +279,7 @@ class RdmaLink(StreamLink):
         connection.work.view[at:end] = head + data
         if asks:
             self.window.ask(number)
-        self._on_the_way.append(_Sent(number, False, at + len(head), len(data)))
+        self._on_the_way.append(Sent(number, False, at + len(head), len(data)))
         connection.pair.post_send([(connection.work.address + at, end - at, connection.work_key)])
 
     def _buffer(self, number: int) -> int:
@@ -320,7 +310,7 @@ class RdmaLink(StreamLink):
             start = piece.offset + HEADER_BYTES - piece.head_length
             gathered.append((region.address + start, length - HEADER_BYTES, region.lkey))
         address, key = self.targets.use(slot, row, number)
-        self._on_the_way.append(_Sent(number, True, at, 0))
+        self._on_the_way.append(Sent(number, True, at, 0))
         connection.pair.post_row(gathered, address, key, pack_immediate(slot, row, number))
         return length
 
@@ -353,7 +343,15 @@ class RdmaLink(StreamLink):
             "queue_pair_error", reason=problem.reason.value, status=cause.status, words=problem.words,
             vendor_error=cause.vendor_err, queue_pair=connection.pair.number,
         )  # fmt: skip
+        self._hear_device()
         connection.fail()
+
+    def _hear_device(self) -> None:
+        """What the device says by itself, such as that a write was refused, which nothing else tells the end it was aimed at."""
+        for number in self.connection.device.events():
+            words = event_words(number)
+            self.connection.counters.add(f"rdma_event_{words.partition(':')[0].lower()}")
+            self._log.info("rdma_event", words=words)
 
     def _mend(self) -> None:
         """One step towards the next queue pair: all receives are back, both ends have told each other, frames move again."""
@@ -394,7 +392,7 @@ class RdmaLink(StreamLink):
         self._on_the_way.clear()
         self.sent_again += len(again)
         self._again = again + self._again
-        self.account.restart()
+        self.account.restart(self.window.limit)
         self.targets.restart(list(peer.places))
         self.rows_lost += lost
         counters = connection.counters

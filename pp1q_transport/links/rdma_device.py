@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .._native.net import POLLIN, wait_io
 from ..errors import ConfigError, LocalMisuse, PeerFault, Reason
 from .rdma_config import AUTO, MTUS, ROCE_V1, ROCE_V2, Gid, RdmaConfig, choose_gid
+from .rdma_status import state_name
 from .rdma_verbs import EVENT_FILE, INSTALL, Holder, device_names, load
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 PORT_ACTIVE: Final = 4
 GIDS_AT_MOST: Final = 1024
 _KINDS: Final = {0: ROCE_V1, 1: ROCE_V1, 2: ROCE_V2}  # IBV_GID_TYPE_* as /sys names them
-STATES: Final = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 MIN_RNR_TIMER: Final = 12  # 0.64 ms; a receive queue never runs dry, so this is for a peer that breaks the rules
 
 
@@ -45,7 +45,9 @@ class Device(Holder):
         self._library = load()
         self.name = _device_of(config)
         try:
+            before = _event_files()
             self.context = self._own("context", self._library.device.Context(name=self.name))
+            self._events_fd = next(iter(_event_files() - before), -1)
         except self._library.Error as error:
             raise ConfigError(
                 f"can't open rdma device {self.name}: {_words(error)}; may this user open /dev/infiniband/uverbs*?"
@@ -88,6 +90,19 @@ class Device(Holder):
     def mtu(self) -> int:
         """The most bytes a packet that we offer: the port's, or less by configuration."""
         return self.port.mtu if self.config.mtu == AUTO else min(int(self.config.mtu), self.port.mtu)
+
+    def events(self) -> list[int]:
+        """The asynchronous events (IBV_EVENT_*) that came since the last call: a refused write, a port that went down."""
+        self.check()
+        found: list[int] = []
+        while self._events_fd >= 0 and wait_io(self._events_fd, POLLIN, -1, 0, 0) & 1:
+            try:
+                event = self.context.get_async_event()
+            except self._library.Error:  # another end of this device was faster
+                break
+            found.append(int(event.event_type))
+            event.ack()  # or what it is about could never be destroyed
+        return found
 
     def domain(self) -> Domain:
         """A protection domain, for one session. Raises `ConfigError`."""
@@ -390,7 +405,7 @@ class QueuePair(Holder):
             return "CLOSED"
         self.check()
         state: int = self._pair.query(self._library.enums.IBV_QP_STATE)[0].qp_state
-        return STATES[state] if 0 <= state < len(STATES) else str(state)
+        return state_name(state)
 
 
 def _gid_text(raw: bytes) -> str:

@@ -81,8 +81,19 @@ class SendWindow:
         self._asked = -1
 
 
+@dataclass(slots=True)
+class Sent:
+    """A message on the way: its number, and where its stream bytes lie in its send buffer (a row has none to send again)."""
+
+    number: int
+    is_row: bool
+    offset: int
+    length: int
+
+
 class ReceiveAccount:
-    """Messages taken in one direction, as their receiver counts them, and when to report. `limit`: what we keep receives for."""
+    """Messages taken in one direction, as their receiver counts them, and when to report. `limit`: how many the peer may have on
+    the way, the smaller queue depth of both: a report that waited for half of more than that would come too late."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -106,8 +117,9 @@ class ReceiveAccount:
         self._asked = False
         return self.taken % _U32
 
-    def restart(self) -> None:
+    def restart(self, limit: int) -> None:
         """A new queue pair: what was taken travels with its making."""
+        self.limit = limit
         self._reported = self.taken
         self._asked = False
 

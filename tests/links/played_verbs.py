@@ -55,6 +55,7 @@ class PlayedDevice:
         self.port = PortFacts(1024, True, 0)
         self.entry = Gid(1, "0000:0000:0000:0000:0000:ffff:0a00:0001", ROCE_V2, "played")
         self.domains: list[PlayedDomain] = []
+        self.happened: list[int] = []
 
     @property
     def mtu(self) -> int:
@@ -62,6 +63,10 @@ class PlayedDevice:
 
     def gid(self, near: str) -> Gid:
         return self.entry
+
+    def events(self) -> list[int]:
+        found, self.happened = self.happened, []
+        return found
 
     def domain(self) -> PlayedDomain:
         self.domains.append(PlayedDomain(self))
@@ -195,6 +200,7 @@ class PlayedPair:
             self._finished.append(Completion(status))
             if status:
                 if status == REFUSED and other is not None:
+                    other.domain.device.happened.append(3)
                     other.fail()
                 self.fail()
 

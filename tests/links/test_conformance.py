@@ -158,11 +158,11 @@ def make_played(right_sink: FrameSink | None = None) -> Pair:
     return join_over(PlayedDevice(queue_depth=16), right_sink)
 
 
-def join_over(device: Any, right_sink: FrameSink | None = None) -> Pair:
+def join_over(device: Any, right_sink: FrameSink | None = None, right_device: Any = None) -> Pair:
     """Two rdma links over one device; two rows a slot, so that senders meet rows that are still in use."""
     near, far = socket.socketpair()
     shape = shape_for(SLOTS, 2, 1 << 17)  # what is larger goes in parts
-    ends = [RdmaConnection(sock, device, shape, Counters()) for sock in (near, far)]
+    ends = [RdmaConnection(near, device, shape, Counters()), RdmaConnection(far, right_device or device, shape, Counters())]
     for end in ends:
         end.begin(0)
     while not all(end.up for end in ends):

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from test_conformance import End, Pair, encoded, ending, grant, make_played, make_rdma, noise, until
+from played_verbs import PlayedDevice
+from test_conformance import End, Pair, encoded, ending, grant, join_over, make_played, make_rdma, noise, until
 
 from pp1q_transport import wire
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason
@@ -129,6 +130,37 @@ def test_a_peer_that_leaves_while_the_queue_pair_is_made_anew_is_lost(pair: Pair
     assert ending(pair.right) is Reason.PEER_LOST
 
 
+def test_keys_and_what_is_sent_again_share_no_message(pair: Pair) -> None:
+    """The largest messages go again while a fence has a key to tell: neither spoils the other."""
+    payload = noise(1, 100_000)
+    pair.right.raw(encoded(1, payload)[1][:60_000])
+    pair.right.raw(encoded(1, payload)[1][60_000:])
+    link(pair.left).connection.pair.fail()
+    pair.right.link.pump(0)
+    while not (link(pair.right).connection.up and link(pair.left).connection.up):
+        pair.right.link.fence(1)
+        for end in (pair.left, pair.right):
+            end.link.pump(0)
+    until(lambda: pair.left.sink.frames == [(1, payload)], pair.left, pair.right)
+    pair.left.frame(2, noise(2, 20_000), slot=1)
+    until(lambda: taken(pair) == [2], pair.left, pair.right)
+
+
+def test_ends_of_different_queue_depths_hear_of_credit_in_time() -> None:
+    """The smaller depth counts, also for how long a report may wait."""
+    made = join_over(PlayedDevice(queue_depth=64), None, PlayedDevice(queue_depth=8, receive_bytes=4608))
+    sent = [(number, noise(number, 300_000)) for number in range(3)]
+    for end, other in ((made.left, made.right), (made.right, made.left)):
+        for number, payload in sent:
+            end.raw(encoded(number, payload)[1][:200_000])
+            end.raw(encoded(number, payload)[1][200_000:])
+        until(lambda sink=other.sink: sink.frames == sent, made.left, made.right)  # type: ignore[misc]
+    assert made.left.link.describe()["queue_depth"] == made.right.link.describe()["queue_depth"] == 8
+    assert made.left.link.describe()["message_bytes"] == made.right.link.describe()["message_bytes"] == 4608
+    made.left.link.close()
+    made.right.link.close()
+
+
 # ---- fences -------------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +175,9 @@ def test_a_row_for_a_fenced_slot_lands_nowhere_and_the_link_goes_on(pair: Pair) 
     assert taken(pair) == [2]
     assert bytes(right.connection.landing.view) == before
     assert link(pair.left).rows_lost == 1
+    if isinstance(right.connection.device, PlayedDevice):  # Soft-RoCE keeps that to itself
+        counters = [link(end).connection.counters.get("rdma_event_qp_access_err") for end in (pair.left, pair.right)]
+        assert sum(counters) == 1, "the refused write was not heard of"
     pair.left.frame(3, noise(3, 20_000), slot=1)
     until(lambda: 3 in taken(pair), pair.left, pair.right)
     assert pair.right.sink.frames[-1] == (3, noise(3, 20_000))

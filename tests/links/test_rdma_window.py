@@ -189,6 +189,9 @@ def test_a_new_queue_pair_starts_from_what_was_taken() -> None:
     for _ in range(5):
         account.take(True)
     assert account.due
-    account.restart()
+    account.restart(4)
     assert not account.due
     assert account.taken == 5
+    account.take(False)
+    account.take(False)
+    assert account.due
