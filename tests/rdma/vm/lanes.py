@@ -44,6 +44,10 @@ LANES: dict[str, Lane] = {
         "the conformance suite and the golden frames over rdma, and what only an rdma link does",
         ("tests/links/test_conformance.py", "tests/links/test_golden_links.py", "tests/links/test_rdma_link.py", "-k", "rdma"),
     ),
+    "sessions": Lane(
+        "whole sessions: rounds, late rows, lost rows, sessions formed anew",
+        ("tests/system/test_rdma_sessions.py", "-k", "not falls_back"),
+    ),
     "isolation": Lane(
         "late, stray and mid-message writes change nothing that is fenced or ready",
         ("tests/rdma/test_fence.py", "tests/rdma/test_copy.py"),
