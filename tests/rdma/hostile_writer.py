@@ -31,6 +31,7 @@ from system_rig import draft
 from pp1q_transport.client import Leader, Role, Step, configure
 from pp1q_transport.links.rdma import RdmaLink
 from pp1q_transport.links.rdma_config import RdmaConfig
+from pp1q_transport.staging import SlotViews
 from pp1q_transport.toy.models import ToyModels
 from pp1q_transport.wire import HEADER_BYTES
 
@@ -55,6 +56,13 @@ class Writer:
         link = self.leader.engine.link
         assert isinstance(link, RdmaLink)
         return link
+
+    @property
+    def views(self) -> SlotViews:
+        """The rows as this side has them."""
+        staging = self.leader._staging
+        assert staging is not None
+        return staging.views
 
     def serve_until(self, done: Callable[[], object]) -> None:
         while not done():
@@ -105,7 +113,7 @@ class Writer:
         assert self.step is not None
         tokens = draft(self.models, self.step, rows)
         self.serve_until(lambda: self.link.outbox.empty() and not self.link.connection.pair.unfinished)
-        views = self.leader.views
+        views = self.views
         digests = [sha1(views.dense(self.step.slot, row).tobytes()).hexdigest() for row in range(len(tokens))]
         return {"tokens": tokens, "digests": digests}
 
@@ -151,7 +159,7 @@ class Writer:
 
     def write_one_hot(self, slot: int, row: int, token: int) -> dict[str, Any]:
         """Writes a row that is valid in itself, and yields this token whatever was drawn, over the payload of a landing row."""
-        vocab = self.leader.views.vocab_size
+        vocab = self.views.vocab_size
         row_values = np.zeros(vocab, np.float32)
         row_values[token] = 1.0
         self.buffer[: 4 * vocab] = row_values.tobytes()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import importlib.util
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from pp1q_transport.errors import Reason
+from pp1q_transport.links.rdma_config import RdmaConfig
 from pp1q_transport.links.rdma_status import EVENTS, PROBLEMS, QP_STATES, event_words, explain, state_name
 
 
@@ -97,3 +99,11 @@ def test_the_document_has_this_table() -> None:
     assert {int(row[0]): row[1:] for row in rows} == told
     events = re.findall(r"^\| `(\w+)` \| (yes|no) \| (.+?) \|$", text, re.MULTILINE)
     assert events == [(event.name, "yes" if event.ends else "no", event.words) for event in EVENTS.values()]
+
+
+def test_the_document_has_every_setting_and_its_default() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = re.findall(r'^\| `(\w+)` \| (`"\w+"`|\d+) \| .+ \|$', text, re.MULTILINE)
+    defaults = {item.name: item.default for item in fields(RdmaConfig)}
+    told = {name: f'`"{value}"`' if isinstance(value, str) else str(value) for name, value in defaults.items()}
+    assert dict(rows) == told

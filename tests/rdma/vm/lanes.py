@@ -20,7 +20,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 OUTCOMES = "lanes.json"
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
+# Without conftest.py, which imports what these tests do not need: imports are slow in there.
+PYTEST = (sys.executable, "-m", "pytest", "-v", "--durations=10", "-p", "no:cacheprovider", "--color=no", "--noconftest")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ LANES: dict[str, Lane] = {
     "links": Lane(
         "the conformance suite and the golden frames over rdma, and what only an rdma link does",
         ("tests/links/test_conformance.py", "tests/links/test_golden_links.py", "tests/links/test_rdma_link.py", "-k", "rdma"),
+    ),
+    "sessions": Lane(
+        "whole sessions: rounds, late rows, lost rows, sessions formed anew",
+        ("tests/system/test_rdma_sessions.py", "-k", "not falls_back"),
     ),
     "isolation": Lane(
         "late, stray and mid-message writes change nothing that is fenced or ready",
