@@ -17,6 +17,7 @@ from ..links import rdma_host
 from ..links.rdma_config import AUTO, ROCE_V2, choose_gid, gid_table
 from ..links.rdma_device import Device, Domain
 from ..links.rdma_verbs import SharedMemory, load
+from ..links.rdma_window import ACKNOWLEDGEMENTS
 from ._findings import FAIL, PASS, WARN, Finding
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def rdma_findings(config: RdmaConfig, size: int) -> Iterator[Finding]:
     yield from _addresses(config, port)
     if library.verdict == PASS and port.active:
         yield from _verbs(config, port, size)
+
+
+def work_bytes(config: RdmaConfig) -> int:
+    """Bytes of a link's own messages: a buffer for each that may come, and for each that may be on the way."""
+    return (2 * config.queue_depth + ACKNOWLEDGEMENTS) * config.receive_bytes
 
 
 def _library() -> Finding:

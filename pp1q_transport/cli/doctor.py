@@ -97,9 +97,10 @@ def doctor(
         checks.append(lambda: [_listen(listen)])
     settings = _rdma_settings(rdma, config_path)
     if settings is not None:
-        from ._doctor_rdma import rdma_findings
+        from ._doctor_rdma import rdma_findings, work_bytes
 
-        checks.append(lambda: rdma_findings(settings, need.slot_bytes() + need.landing_bytes()))
+        size = need.slot_bytes() + need.landing_bytes() + need.sessions * work_bytes(settings)
+        checks.append(lambda: rdma_findings(settings, size))
     findings = [finding for check in checks for finding in check()]
     failed = [finding for finding in findings if finding.verdict == FAIL]
     if as_json:
