@@ -339,7 +339,9 @@ class RdmaLink(StreamLink):
         cause = next((item for item in causes if item.status not in (0, FLUSHED)), completion)
         problem = explain(cause.status)
         connection.counters.add("queue_pair_errors")
-        self._log.warning(
+        # Flushed and nothing else: the other end met the error and says which.
+        log = self._log.info if cause.status == FLUSHED else self._log.warning
+        log(
             "queue_pair_error", reason=problem.reason.value, status=cause.status, words=problem.words,
             vendor_error=cause.vendor_err, queue_pair=connection.pair.number,
         )  # fmt: skip
@@ -399,7 +401,7 @@ class RdmaLink(StreamLink):
         counters.add("queue_pairs_made_anew")
         counters.add("rows_lost_with_queue_pair", lost)
         counters.add("messages_sent_again", len(again))
-        self._log.warning("queue_pair_made_anew", rows_lost=lost, sent_again=len(again), **connection.describe())
+        self._log.info("queue_pair_made_anew", rows_lost=lost, sent_again=len(again), **connection.describe())
 
     # ---- sleeping -----------------------------------------------------------------------------------------------
 
