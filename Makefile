@@ -9,7 +9,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model mutants check-units wheel check-wheel soak kills
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model mutants check-units wheel check-wheel test-rdma soak kills
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -50,6 +50,9 @@ mutants: .venv/.test-tools  ## deliberate bugs, one at a time: the tests must no
 check-units: .venv/.installed  ## the real daemons under the real systemd units, in a container (root)
 	scripts/boot-units.sh
 
+test-rdma: .venv/.test-tools  ## the RDMA lanes, in a virtual machine with Soft-RoCE
+	$(BIN)/python tests/rdma/vm/run.py
+
 wheel: .venv/.installed  ## dist/: an sdist, and a manylinux wheel built from it
 	scripts/wheel.sh
 
@@ -61,6 +64,7 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-deploy.sh
 	scripts/check-model.sh
 	scripts/check-wheel.sh
+	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets

@@ -20,6 +20,7 @@ from .forming import Formed, Forming, Forms, Said
 from .links.kinds import KINDS
 from .logs import logger
 from .session import hello as hello_fields
+from .session.agreed import terms_ahead, terms_of
 from .session.group import MAX_RANKS
 from .session.machine import SessionMachine
 from .session.negotiate import Agreement, Role
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from .keys import KeyConfig
     from .links.proving import Joined
+    from .links.rdma_config import RdmaConfig
     from .links.stream import StreamLink
     from .session.hello import Hello
     from .session.outbox import Outbox
@@ -86,6 +88,7 @@ class EngineConfig:
     backoff_seed: int | None = None
     stubborn: bool = False  # a daemon: what trying again at once can't mend is logged and tried again much later, never raised
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
+    rdma: RdmaConfig | None = None  # of link "rdma": its settings, the usual ones when None
 
     def __post_init__(self) -> None:
         for name, value in IMPLEMENTED.items():
@@ -94,11 +97,13 @@ class EngineConfig:
         if len(self.hello.link_kinds) != 1 or self.link not in KINDS:
             # One kind, which both sides state: nothing falls back to another.
             raise ConfigError(f"link_kinds {self.hello.link_kinds!r}: one engine has one kind of link, {' or '.join(KINDS)}")
+        if self.rdma is not None and self.link != "rdma":
+            raise ConfigError(f"rdma settings are of no use to a {self.link} link")
         _judge_group(self.hello)
 
     @property
     def link(self) -> str:
-        """The kind of link, as HELLO states it: "tcp" or "shm"."""
+        """The kind of link, as HELLO states it: "tcp", "shm" or "rdma"."""
         return self.hello.link_kinds[0]
 
 
@@ -184,6 +189,7 @@ class Engine:
             config.wait_for_peer,
             config.backoff_seed,
             config.stubborn,
+            config.rdma,
         )
 
     @property
@@ -452,39 +458,6 @@ class Engine:
         finally:
             self.phase = Phase.CLOSED
             self._forming.close()
-
-
-def terms_of(agreement: Agreement) -> SessionTerms:
-    """The numbers of an agreement that both session machines run by. On a group link the coordinator, which sends the rows,
-    stands where the leader does on others."""
-    ours, theirs = agreement.ours, agreement.theirs
-    leader, receiver = (ours, theirs) if ours.role.sends_rows else (theirs, ours)
-    return _terms(ours, agreement.session, leader.boot_nonce, receiver.boot_nonce)
-
-
-def terms_ahead(hello: Hello) -> SessionTerms:
-    """The terms of the sessions that a HELLO can form, for its sizes alone: no session, no nonces."""
-    return _terms(hello, 0, 0, 0)
-
-
-def _terms(hello: Hello, session: int, leader_nonce: int, receiver_nonce: int) -> SessionTerms:
-    first_id, end_id = hello_fields.held_range(hello)
-    return SessionTerms(
-        session=session,
-        leader_nonce=leader_nonce,
-        receiver_nonce=receiver_nonce,
-        vocab_size=hello.vocab_size,
-        depth=hello.depth,
-        support=hello.support,
-        max_slots=hello.max_slots,
-        dense="dense" in hello.representations,
-        sparse="sparse" in hello.representations,
-        draw_proof=hello.draw_proof,
-        max_context_tokens=hello.max_context_tokens,
-        shard=hello.rank if end_id - first_id < hello.vocab_size else 0,
-        first_id=first_id,
-        end_id=end_id,
-    )
 
 
 __all__ = ["Engine", "EngineConfig", "Idle", "OutboxFilter", "Phase", "new_boot_nonce", "terms_ahead", "terms_of"]

@@ -15,7 +15,7 @@ from ._native.net import POLLIN, wait_io
 from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .errors import ConfigError, PeerFault, Reason, Refused
-from .links.kinds import KINDS
+from .links.kinds import KINDS, Means
 from .logs import logger
 from .session.negotiate import (
     Agreement,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .counters import Counters
     from .keys import KeyConfig
     from .links.proving import Joined, ProvingDialer, ProvingPort
+    from .links.rdma_config import RdmaConfig
     from .session.hello import Hello
 
 BACKOFF_FIRST_NS: Final = 20_000_000
@@ -121,6 +122,7 @@ class Forming:
         persistent: bool,
         backoff_seed: int | None,
         stubborn: bool = False,
+        rdma: RdmaConfig | None = None,
         others: Sequence[Hello] = (),
     ) -> None:
         """`others`: HELLOs of further targets behind a draft leader's endpoint, told apart by target_identity. Their seats follow
@@ -142,6 +144,7 @@ class Forming:
         self._first_seat = {each.target_identity: at * hello.group_size for at, each in enumerate((hello, *others))}
         self._connector: Connector | None = None
         self._kind = KINDS[hello.link_kinds[0]]
+        self._means = Means(counters, self._kind.open_device(rdma))
         self._dialer: ProvingDialer[Joined] | None = None
         self._agreement: Agreement | None = None
         self._random = random.Random(backoff_seed)
@@ -151,7 +154,7 @@ class Forming:
         self._port: ProvingPort[Joined] | None = None
         self._control: ControlListener | ControlConnector
         if listen is not None:
-            self._control = ControlListener(listen, keys, counters=counters)
+            self._control = self._listen_control(listen)
             address = self._control.address
             self._port = self._open_port(address.host if address.scheme == "tcp" else "127.0.0.1")
             self._listener = Listener(hello, self._port.endpoint, encode_message, os.urandom, takes_options, others)
@@ -160,9 +163,17 @@ class Forming:
 
     def _open_port(self, host: str) -> ProvingPort[Joined]:
         try:
-            return self._kind.open_port(host, self._find_pending, self.counters)
+            return self._kind.open_port(host, self._find_pending, self._means)
         except ConfigError:
             self._control.close()
+            self._means.close()
+            raise
+
+    def _listen_control(self, listen: str) -> ControlListener:
+        try:
+            return ControlListener(listen, self._keys, counters=self.counters)
+        except ConfigError:
+            self._means.close()
             raise
 
     def _dial_control(self) -> ControlConnector:
@@ -251,6 +262,7 @@ class Forming:
         if self._port is not None:
             self._port.close()
         self._control.close()
+        self._means.close()
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
@@ -286,7 +298,7 @@ class Forming:
             self._connector = None
             address = self._control.address
             host = address.host if address.scheme == "tcp" else "127.0.0.1"
-            self._dialer = self._kind.dial(self._agreement, now_ns, host)
+            self._dialer = self._kind.dial(self._agreement, now_ns, host, self._means)
         else:
             kind = message_kind(message)
             seat = self._seat_of(peer)
@@ -338,8 +350,11 @@ class Forming:
         return entry[1] if entry is not None else None
 
     def _expire_pending(self, now_ns: int) -> None:
+        assert self._port is not None
         late = [session for session, (_, agreement) in self._pending.items() if now_ns >= agreement.prove_by_ns]
         for session in late:
+            if self._port.joins(session):
+                continue
             del self._pending[session]
             self.counters.add("links_never_proven")
 

@@ -172,7 +172,24 @@ def test_a_socket_without_a_folder_is_found_before_the_start(tmp_path: Path) -> 
 
 def test_doctor_speaks_of_rdma_only_when_asked() -> None:
     assert "rdma" not in run("doctor", "--vocab", "512").stdout
-    assert re.search(r"^NOTE  rdma ", run("doctor", "--vocab", "512", "--rdma").stdout, re.M)
+    asked = run("doctor", "--vocab", "512", "--rdma")
+    assert re.search(r"^(PASS|FAIL)  rdma library ", asked.stdout, re.M)
+    assert re.search(r"^(PASS|FAIL)  rdma access ", asked.stdout, re.M)
+    if "FAIL  rdma" in asked.stdout:  # as on a host without a device
+        assert asked.returncode == 1
+        assert asked.stderr.startswith("pp1q: not fit: rdma")
+    refused = run("doctor", "--rdma", "colour=red")
+    assert refused.returncode == 2
+    assert "colour" in refused.stderr
+
+
+def test_doctor_checks_rdma_when_a_configured_link_is(tmp_path: Path) -> None:
+    file = tmp_path / "leader.toml"
+    text = CONFIGURATION.replace("/run/pp1q", str(tmp_path)).replace('name = "b"', 'name = "b"\nlink = "rdma"')
+    file.write_text(text + '[rdma]\ndevice = "none_such"\n')
+    done = run("doctor", "--config", str(file))
+    assert done.returncode == 1
+    assert re.search(r"^FAIL  rdma device .*", done.stdout, re.M)
 
 
 def test_logs_are_json_when_not_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,8 @@ from ..errors import ConfigError, PeerFault, Reason
 from ._common import command_errors, setup_logging
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..client import Receiver
     from ..toy.demo import DemoOptions
     from ..toy.rounds import DemoResult
@@ -34,7 +36,8 @@ P_VALUE_LEAST: Final = 1e-6
 @click.option("--requests", type=click.IntRange(1, 64), default=4, help="Requests that take turns.")
 @click.option("--vocab", type=click.IntRange(64, 1 << 20), default=129280, help="Vocabulary size.")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=1, help="Models and noise; same seed, same tokens.")
-@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="What carries q between the processes.")
+@click.option("--link", type=click.Choice(["tcp", "shm", "rdma"]), default="tcp", help="What carries q between the processes.")
+@click.option("--rdma", multiple=True, metavar="NAME=VALUE", help="A setting of --link rdma, such as device=rxe0.")
 @click.option("--faults", default="", metavar="RATES", help="Inject in flight, e.g. corrupt=0.02,late=0.02,drop=0.02.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("--tokens", "with_tokens", is_flag=True, help="Put the committed tokens of each request into the JSON.")
@@ -49,12 +52,14 @@ def demo(
     vocab: int,
     seed: int,
     link: str,
+    rdma: tuple[str, ...],
     faults: str,
     as_json: bool,
     with_tokens: bool,
     verbose: int,
 ) -> None:
-    """Speculative decoding between two processes, q over loopback TCP or shared memory, checked to be distributed as the target.
+    """Speculative decoding between two processes, q over loopback TCP, shared memory or RDMA, checked to be distributed as the
+    target.
 
     Exit status 0 means: every slot is free again, no injected fault passed, the distribution holds, and (without --faults)
     every proposal was ready.
@@ -66,7 +71,7 @@ def demo(
         raise ConfigError("choose --dense or --sparse K, not both")
     if support is not None and support > vocab:
         raise ConfigError(f"--sparse {support}: a vocabulary of {vocab} has no more than that to choose from")
-    options = _options(support, rounds, depth, requests, vocab, seed, link, faults)
+    options = _options(support, rounds, depth, requests, vocab, seed, link, rdma, faults)
     started = time.monotonic()
     result = _run(options, faults, live=not as_json and sys.stderr.isatty())
     problems = _problems(options, result)
@@ -107,7 +112,15 @@ def demo_draft(connect: str, socket: str, rank: int, packed: str, verbose: int) 
 
 
 def _options(
-    support: int | None, rounds: int, depth: int, requests: int, vocab: int, seed: int, link: str, faults: str
+    support: int | None,
+    rounds: int,
+    depth: int,
+    requests: int,
+    vocab: int,
+    seed: int,
+    link: str,
+    rdma: Sequence[str],
+    faults: str,
 ) -> DemoOptions:
     from ..links.faulty import FaultRates
     from ..toy.demo import DemoOptions
@@ -120,6 +133,7 @@ def _options(
         support=support,
         requests=requests,
         link=link,
+        rdma=tuple(rdma),
         faults=FaultRates.parse(faults),
     )
 
@@ -136,6 +150,7 @@ def _run(options: DemoOptions, faults: str, live: bool) -> DemoResult:
             "vocab": options.vocab_size,
             "seed": options.seed,
             "link": options.link,
+            "rdma": options.rdma,
             "faults": faults,
         }
     )

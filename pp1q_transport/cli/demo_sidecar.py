@@ -37,7 +37,8 @@ FREE_S: Final = 5.0
 @click.option("--idle", type=click.Choice(["block", "spin", "spin-then-block"]), default="block", help="How everybody waits.")
 @click.option("--mode", type=click.Choice(MODES), default="replicate", help="How the ranks share q.")
 @click.option("--draft-ranks", type=click.IntRange(1, 8), default=1, help="Draft processes, each with a leader daemon.")
-@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="Between the daemons.")
+@click.option("--link", type=click.Choice(["tcp", "shm", "rdma"]), default="tcp", help="Between the daemons.")
+@click.option("--rdma", multiple=True, metavar="NAME=VALUE", help="A setting of --link rdma, such as device=rxe0.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
 @command_errors
@@ -53,6 +54,7 @@ def demo_sidecar(
     mode: str,
     draft_ranks: int,
     link: str,
+    rdma: tuple[str, ...],
     as_json: bool,
     verbose: int,
 ) -> None:
@@ -66,7 +68,9 @@ def demo_sidecar(
     from ..toy.sidecar import Deployment, Shape
 
     setup_logging(verbose - 1)
-    shape = Shape(seed, rounds, depth, vocab, support, requests, ranks, idle, link, mode=mode, draft_ranks=draft_ranks)
+    shape = Shape(
+        seed, rounds, depth, vocab, support, requests, ranks, idle, link, mode=mode, rdma=rdma, draft_ranks=draft_ranks
+    )
     started = time.monotonic()
     embedded = _embedded(shape)
     with Deployment(shape) as deployment:

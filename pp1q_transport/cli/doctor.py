@@ -23,28 +23,16 @@ import click
 
 from ..errors import ConfigError
 from ._common import command_errors
+from ._findings import FAIL, PASS, WARN, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..keys import KeyConfig
+    from ..links.rdma_config import RdmaConfig
+    from ..session.slots import SlotGeometry
 
-PASS: Final = "PASS"
-NOTE: Final = "NOTE"  # neither good nor bad: an answer to what was asked
-WARN: Final = "WARN"
-FAIL: Final = "FAIL"
-
-INFINIBAND: Final = Path("/sys/class/infiniband")
 SIZES: Final = ("vocab", "depth", "slots")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report: what was checked, how it went, and what was found or is to be done."""
-
-    check: str
-    verdict: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +49,19 @@ class Need:
 
     def slot_bytes(self) -> int:
         """Bytes of slot memory of all sessions (SPEC section 2's sizes, and their metadata)."""
+        return self.sessions * self._geometry().total_bytes
+
+    def landing_bytes(self) -> int:
+        """Bytes of the memory that the peers of an rdma link write to: as many rows again, each with its header."""
+        from ..links.rdma_window import shape_for
+
+        return self.sessions * shape_for(self.slots, self.depth, self._geometry().row_bytes).total_bytes
+
+    def _geometry(self) -> SlotGeometry:
         from ..session.terms import SessionTerms
 
         support = min(self.support, self.vocab)
-        terms = SessionTerms(1, 1, 2, self.vocab, self.depth, support, self.slots, self.dense, self.sparse)
-        return self.sessions * terms.geometry().total_bytes
+        return SessionTerms(1, 1, 2, self.vocab, self.depth, support, self.slots, self.dense, self.sparse).geometry()
 
 
 @click.command(context_settings={"show_default": True})
@@ -74,11 +70,14 @@ class Need:
 @click.option("--slots", type=click.IntRange(1, 4096), default=8, help="Slots: requests a batch x batches in flight.")
 @click.option("--config", "config_path", default=None, metavar="FILE", help="Take the sizes from a daemon's configuration.")
 @click.option("--listen", default=None, metavar="ENDPOINT", help="Also try to listen here, e.g. tcp://127.0.0.1:7801.")
-@click.option("--rdma", is_flag=True, help="Also say which RDMA devices there are.")
+@click.option(
+    "--rdma", default=None, is_flag=False, flag_value="device=auto", metavar="[NAME=VALUE,...]",
+    help="Also check for the rdma link, with these settings of it (as in [rdma] of a configuration).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @command_errors
 def doctor(
-    vocab: int, depth: int, slots: int, config_path: str | None, listen: str | None, rdma: bool, as_json: bool
+    vocab: int, depth: int, slots: int, config_path: str | None, listen: str | None, rdma: str | None, as_json: bool
 ) -> None:
     """Checks whether this host can run a leader or receiver of the given size. Exit status 1 when a check fails.
 
@@ -96,8 +95,12 @@ def doctor(
         checks.append(lambda: [_socket_folder(config_path)])
     if listen is not None:
         checks.append(lambda: [_listen(listen)])
-    if rdma:
-        checks.append(lambda: [_rdma()])
+    settings = _rdma_settings(rdma, config_path)
+    if settings is not None:
+        from ._doctor_rdma import rdma_findings, work_bytes
+
+        size = need.slot_bytes() + need.landing_bytes() + need.sessions * work_bytes(settings)
+        checks.append(lambda: rdma_findings(settings, size))
     findings = [finding for check in checks for finding in check()]
     failed = [finding for finding in findings if finding.verdict == FAIL]
     if as_json:
@@ -148,6 +151,20 @@ def _configured(path: str) -> Need:
         "sparse" in session.representations,
         max(1, len(config.peers)),  # a leader has slots for each of its targets
     )
+
+
+def _rdma_settings(options: str | None, path: str | None) -> RdmaConfig | None:
+    """The rdma link's settings to check: the command line's, or the configuration's where a link is rdma. None: not asked for."""
+    from ..links.rdma_config import parse_options
+
+    if options is not None:
+        return parse_options([options])
+    if path is None:
+        return None
+    from ..daemon.config import load
+
+    config = load(path)
+    return config.rdma if any(peer.link == "rdma" for peer in config.peers) else None
 
 
 def _socket_folder(path: str) -> Finding:
@@ -260,9 +277,3 @@ def _listen(endpoint: str) -> Finding:
     except ConfigError as error:
         return Finding("listen", FAIL, str(error))
     return Finding("listen", PASS, f"{endpoint} is free")
-
-
-def _rdma() -> Finding:
-    devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
-    found = f"devices {', '.join(devices)}" if devices else f"no RDMA device ({INFINIBAND})"
-    return Finding("rdma", NOTE, found + "; this build has no RDMA link")

@@ -24,7 +24,8 @@ SLICE_S: Final = 0.5
 
 @click.command("pp1q-recv", cls=OneLineCommand, context_settings={"show_default": True})
 @click.option("--listen", default="tcp://127.0.0.1:7801", metavar="ENDPOINT", help="Where senders find this end.")
-@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="What carries q; shm: on one host only.")
+@click.option("--link", type=click.Choice(["tcp", "shm", "rdma"]), default="tcp", help="What carries q; shm: on one host only.")
+@click.option("--rdma", multiple=True, metavar="NAME=VALUE", help="A setting of --link rdma, such as device=rxe0.")
 @click.option("--idle", type=click.Choice(["spin", "block"]), help="Refuse any other idle strategy.  [default: the sender's]")
 @click.option("--cpu", type=click.IntRange(0, 1 << 16), metavar="N", help="Run on this CPU.  [default: one per end on one host]")
 @click.option("--own-key", type=click.Path(), metavar="FILE", help="This end's .secret file (with --allow).")
@@ -45,6 +46,7 @@ SLICE_S: Final = 0.5
 def main(
     listen: str,
     link: str,
+    rdma: tuple[str, ...],
     idle: str | None,
     cpu: int | None,
     own_key: str | None,
@@ -76,7 +78,7 @@ def main(
     sink = open_samples(samples)
     baseline = BaselineRss()
     limits = {"vocab": max_vocab, "depth": max_depth, "support": max_support, "slots": max_slots}
-    receiver = _open(listen, link, keys, limits)
+    receiver = _open(listen, link, rdma, keys, limits)
     line = StageLine(not quiet)
     with receiver:
         if ready_fd is not None:
@@ -104,8 +106,11 @@ def _keys(own_key: str | None, allow: str | None) -> KeyConfig | None:
     return listener_keys(own_key, allow)
 
 
-def _open(listen: str, link: str, keys: KeyConfig | None, limits: dict[str, int]) -> Receiver:
+def _open(
+    listen: str, link: str, rdma: tuple[str, ...], keys: KeyConfig | None, limits: dict[str, int]
+) -> Receiver:
     from ..client import EngineConfig, Role, make_hello, new_boot_nonce, open_receiver
+    from ..links.rdma_config import options_for
     from ..qualify.plan import IDENTITIES, MAX_CONTEXT_TOKENS
 
     hello = make_hello(
@@ -113,7 +118,7 @@ def _open(listen: str, link: str, keys: KeyConfig | None, limits: dict[str, int]
         support=min(limits["support"], limits["vocab"]), max_slots=limits["slots"], batch_requests=limits["slots"] // 2,
         max_context_tokens=MAX_CONTEXT_TOKENS, link_kinds=(link,), **IDENTITIES,
     )  # fmt: skip
-    return open_receiver(EngineConfig(hello=hello, listen=listen, keys=keys, takes_options=True))
+    return open_receiver(EngineConfig(hello=hello, listen=listen, keys=keys, takes_options=True, rdma=options_for(link, rdma)))
 
 
 def _await_sender(receiver: Receiver, wait_s: float) -> None:

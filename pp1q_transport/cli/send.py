@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.command("pp1q-send", cls=OneLineCommand, context_settings={"show_default": True})
 @click.option("--connect", metavar="ENDPOINT", help="Where pp1q-recv listens.  [default: tcp://127.0.0.1:7801]")
 @click.option("--loopback", is_flag=True, help="Start the receiver as well, as a second process on this host.")
-@click.option("--link", type=click.Choice(["tcp", "shm"]), default="tcp", help="What carries q; shm: on one host only.")
+@click.option("--link", type=click.Choice(["tcp", "shm", "rdma"]), default="tcp", help="What carries q; shm: on one host only.")
+@click.option("--rdma", multiple=True, metavar="NAME=VALUE", help="A setting of --link rdma, such as device=rxe0.")
 @click.option("--dense", is_flag=True, help="Send all of q: one FP32 a vocabulary entry.  [default]")
 @click.option("--sparse", type=click.IntRange(1, 1 << 16), metavar="K", help="Send the top K of q instead.")
 @click.option("--requests", type=click.IntRange(1, 512), default=4, help="Proposals a batch; two batches are in flight.")
@@ -44,6 +45,7 @@ def main(
     connect: str | None,
     loopback: bool,
     link: str,
+    rdma: tuple[str, ...],
     dense: bool,
     sparse: int | None,
     requests: int,
@@ -79,7 +81,7 @@ def main(
         requests=requests, depth=depth, rounds=rounds, warmup=warmup, vocab=vocab, seed=seed, idle=idle,
         floors=not no_floors,
     )  # fmt: skip
-    _run(plan, link, connect, loopback, cpu, _keys(own_key, server_key), wait_s, as_json, samples)
+    _run(plan, (link, rdma), connect, loopback, cpu, _keys(own_key, server_key), wait_s, as_json, samples)
 
 
 def _keys(own_key: str | None, server_key: str | None) -> KeyConfig | None:
@@ -95,7 +97,7 @@ def _keys(own_key: str | None, server_key: str | None) -> KeyConfig | None:
 
 def _run(
     plan: Plan,
-    link: str,
+    carrier: tuple[str, tuple[str, ...]],
     connect: str | None,
     loopback: bool,
     cpu: int | None,
@@ -107,12 +109,15 @@ def _run(
     from ..client import EngineConfig, Role, make_hello, new_boot_nonce, open_leader
     from ..endpoints import parse_endpoint
     from ..errors import Pp1qError
+    from ..links.rdma_config import options_for
     from ..qualify.leading import LeaderRun
     from ..qualify.loopback import LoopbackReceiver
     from ..qualify.stats import render_table
 
     check_cpu(cpu)
     sink = open_samples(samples)
+    link, settings = carrier
+    rdma = options_for(link, settings)
     line = StageLine(True)
     with ExitStack() as stack:
         stack.callback(line.clear)
@@ -120,11 +125,11 @@ def _run(
         endpoint = connect or "tcp://127.0.0.1:7801"
         if loopback:
             line("starting the receiver", 0, 1)
-            receiver = stack.enter_context(LoopbackReceiver(plan, link=link))
+            receiver = stack.enter_context(LoopbackReceiver(plan, link=link, rdma=settings))
             endpoint = receiver.endpoint
         address = parse_endpoint(endpoint)
         hello = make_hello(Role.LEADER, new_boot_nonce(), link_kinds=(link,), **plan.hello_options())
-        leader = stack.enter_context(open_leader(EngineConfig(hello=hello, connect=endpoint, keys=keys)))
+        leader = stack.enter_context(open_leader(EngineConfig(hello=hello, connect=endpoint, keys=keys, rdma=rdma)))
         line(f"connecting to {endpoint}", 0, 1)
         _reach(leader, endpoint, wait_s)
         run = LeaderRun(leader, plan, address.host if address.scheme == "tcp" else "127.0.0.1", cpu, line)

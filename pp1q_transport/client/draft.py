@@ -61,6 +61,8 @@ class Leader(Endpoint, DraftSide):
     def _on_up(self) -> None:
         self._steps.clear()
         self._handed.clear()
+        assert self.engine.link is not None
+        self.engine.link.stage(self.region.memory)
 
     def _on_down(self, reason: Reason) -> None:
         session = self.session

@@ -16,6 +16,7 @@ from .target import Receiver
 
 if TYPE_CHECKING:
     from ..keys import KeyConfig
+    from ..links.rdma_config import RdmaConfig
 
 
 def configure(
@@ -27,11 +28,12 @@ def configure(
     idle: Idle | str = Idle.BLOCK,
     wait_for_peer: bool = True,
     link: str = "tcp",
+    rdma: RdmaConfig | None = None,
     **hello: object,
 ) -> EngineConfig:
-    """The configuration of one side. `link` is "tcp" or, where both sides are on one host, "shm". `hello` are fields of HELLO
-    (`vocab_size`, `depth`, `support`, `draft_identity`, `target_identity`, `max_slots`...); both sides must state the same.
-    Raises `ConfigError` naming what is unusable."""
+    """The configuration of one side. `link` is "tcp", "rdma" (with its settings) or, where both sides are on one host, "shm".
+    `hello` are fields of HELLO (`vocab_size`, `depth`, `support`, `draft_identity`, `target_identity`, `max_slots`...); both
+    sides must state the same. Raises `ConfigError` naming what is unusable."""
     try:
         idle = Idle(idle)
     except ValueError:
@@ -43,6 +45,7 @@ def configure(
         keys=keys,
         idle=idle,
         wait_for_peer=wait_for_peer,
+        rdma=rdma,
     )
 
 

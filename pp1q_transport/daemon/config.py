@@ -18,6 +18,7 @@ from typing import Final
 from ..endpoints import Endpoint, parse_endpoint
 from ..errors import ConfigError, LocalMisuse
 from ..keys import is_key
+from ..links.rdma_config import RdmaConfig, config_from
 from ..session.hello import Hello, Role, make_hello
 from ..session.shards import VOCABULARY, range_of
 from .settings import (
@@ -49,9 +50,9 @@ MAX_FILE_BYTES: Final = 1 << 20
 MAX_UIDS: Final = 64
 SOCKET_PATH_BYTES: Final = 107  # sun_path without its NUL
 SOCKET_MODES: Final = (0o600, 0o660)
-LINKS: Final = ("tcp", "shm")
+LINKS: Final = ("tcp", "shm", "rdma")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-_TABLES: Final = ("daemon", "session", "keys", "peer", "group", "draft", "breaker", "watch")
+_TABLES: Final = ("daemon", "session", "keys", "peer", "group", "draft", "breaker", "watch", "rdma")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LINE_NAMES: Final = re.compile(r"[ \t]*(\[{1,2}[\w.-]{1,64}\]{1,2}|[\w.-]{1,64}(?=[ \t]*=))")
 End = PeerSettings | GroupSettings | DraftSettings
@@ -116,6 +117,7 @@ def parse(text: str, source: str) -> DaemonConfig:
         breaker=_breaker(Table(source, "[breaker]", tables.get("breaker", {}))),
         watch=_watch(Table(source, "[watch]", tables.get("watch", {}))),
         draft=_draft(Table(source, "[draft]", tables.get("draft", {})), base),
+        rdma=_rdma(source, tables["rdma"]) if "rdma" in tables else None,
     )
     _judge(config)
     return config
@@ -357,6 +359,15 @@ def _breaker(table: Table) -> BreakerSettings:
     return settings
 
 
+def _rdma(source: str, value: object) -> RdmaConfig:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: [rdma] must be a table, not {shown(value)}")
+    try:
+        return config_from(value, "it")
+    except ConfigError as fault:
+        raise ConfigError(f"{source}: [rdma] {fault}") from None
+
+
 def _watch(table: Table) -> WatchSettings:
     settings = WatchSettings(release_after_s=table.seconds("release_after_s", 30.0, 0.001, 86400, zero=True))
     table.done()
@@ -448,6 +459,8 @@ def _judge_endpoints(config: DaemonConfig) -> None:
         if isinstance(end, PeerSettings) and end.link == "shm" and not address.loopback:
             raise ConfigError(f"{source}: {where} link must be \"tcp\" with {key} {address}: shm stays on this host")
         _judge_keys(config, where, end, address)
+    if config.rdma is not None and all(peer.link != "rdma" for peer in config.peers):
+        raise ConfigError(f"{source}: [rdma] is of no use: no [[peer]] has link = \"rdma\"")
     _judge_use(config, [end for _where, end in ends])
 
 

@@ -41,6 +41,8 @@ class ShardLink:
 
     def _on_up(self) -> None:
         assert self.session is not None
+        assert self.engine.link is not None
+        self.engine.link.stage(self._owner.region.memory)
         self._owner.came(self.rank, self.session)
 
     def _on_down(self, reason: Reason) -> None:

@@ -39,6 +39,7 @@ from .status import Status, encode_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..links.rdma_config import RdmaConfig
     from ..local.attach import Attached
     from ..session.hello import Hello
     from .clients import ClientPort
@@ -115,11 +116,14 @@ class Service:
         self._notifier = notifier
 
     def _engine_config(self, peer: PeerSettings) -> EngineConfig:
-        return self._engine(self.config.hello(peer, self._boot_nonce), peer)
+        rdma = self.config.rdma if peer.link == "rdma" else None
+        return self._engine(self.config.hello(peer, self._boot_nonce), peer, rdma)
 
-    def _engine(self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings) -> EngineConfig:
+    def _engine(
+        self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings, rdma: RdmaConfig | None = None
+    ) -> EngineConfig:
         keys = self.config.keys_for(end)
-        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True)
+        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, rdma=rdma)
 
     def _build_leaders(self) -> DraftPort:
         leaders: list[ServedLeader | ServedGroup] = []

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ..errors import ConfigError
 from ..keys import KeyConfig, connector_keys, listener_keys, load_secret
 from ..keys import public_key as one_key
+from ..links.rdma_config import RdmaConfig
 from ..session.hello import Hello, Role, make_hello
 from ..session.shards import GROUP_MODES, REPLICATE, VOCABULARY
 
@@ -161,6 +162,7 @@ class DaemonConfig:
     breaker: BreakerSettings
     watch: WatchSettings
     draft: DraftSettings = DraftSettings()
+    rdma: RdmaConfig | None = None
 
     def hello(self, peer: PeerSettings, boot_nonce: int) -> Hello:
         """The HELLO this daemon states to `peer`. Raises `ConfigError`."""

@@ -44,6 +44,10 @@ class Link(Protocol):
     def fence(self, slot: int) -> bool:
         """After this, no byte can land in `slot`. True when a payload was landing there."""
 
+    def stage(self, memory: ReadMemory) -> None:
+        """Payloads will come from `memory`, for as long as the link lives. Raises `PeerFault` (`link_error`) when it can't send
+        from there."""
+
     def say_last(self, frame: ReadMemory) -> bool:
         """A frame past an empty outbox, as a farewell before `close`. False when it was not taken whole at once."""
 

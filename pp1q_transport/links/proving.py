@@ -59,8 +59,8 @@ class ProvingPort(Generic[J]):
         """Prepares a connection that was just accepted, or says why it may not even try to prove itself."""
         raise NotImplementedError
 
-    def _join(self, sock: socket.socket, proof: bytes) -> J | None:
-        """Sends our `proof` on a connection that has proven itself, and what else the peer needs. None when it did not go."""
+    def _join(self, sock: socket.socket, agreement: Agreement) -> J | None:
+        """Sends our proof on a connection that has proven itself, and what else the peer needs. None when it did not go."""
         raise NotImplementedError
 
     def fileno(self) -> int:
@@ -80,7 +80,7 @@ class ProvingPort(Generic[J]):
         for half in self._half_open:
             reason = self._read(half, now_ns)
             agreement = half.reader.agreement
-            joined = self._join(half.sock, proof_frame(agreement)) if agreement is not None else None
+            joined = self._join(half.sock, agreement) if agreement is not None else None
             if agreement is not None and joined is not None:
                 proven.append((joined, agreement))
             elif agreement is None and reason is None:
@@ -89,6 +89,10 @@ class ProvingPort(Generic[J]):
                 self._cut(half.sock, reason or Reason.LINK_ERROR)
         self._half_open = kept
         return proven
+
+    def joins(self, session: int) -> bool:
+        """Whether this session's connection has proven itself, and is still being made a link's."""
+        return False
 
     def _accept(self, now_ns: int) -> None:
         for _ in range(ACCEPTS_A_POLL):

@@ -14,6 +14,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigError, PeerFault, Reason
+from ..session.proof import proof_frame
 from .proving import BACKLOG, ProvingDialer, ProvingPort
 from .shm_memory import DIALER, LISTENER, RING_BYTES, ShmEnds, create_memory, judge_memory, map_memory
 
@@ -62,7 +63,8 @@ class ShmPort(ProvingPort[ShmEnds]):
         sock.setblocking(False)
         return None if peer_of(sock)[1] in self._users else Reason.AUTH_FAILED
 
-    def _join(self, sock: socket.socket, proof: bytes) -> ShmEnds | None:
+    def _join(self, sock: socket.socket, agreement: Agreement) -> ShmEnds | None:
+        proof = proof_frame(agreement)
         try:
             fd = create_memory(self._ring_bytes)
             try:

@@ -112,6 +112,9 @@ class SimLink:
         """See `Link.fence`."""
         return self.assembler.landing.abandon(slot)
 
+    def stage(self, memory: ReadMemory) -> None:
+        """See `Link.stage`."""
+
     def say_last(self, frame: ReadMemory) -> bool:
         """See `Link.say_last`."""
         self._outgoing.data += memoryview(frame)

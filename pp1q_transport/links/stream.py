@@ -64,6 +64,9 @@ class StreamLink:
         """See `Link.fence`. Every byte lands by a copy of this process, so a word to the assembler is all it takes."""
         return self.assembler.landing.abandon(slot)
 
+    def stage(self, memory: ReadMemory) -> None:
+        """See `Link.stage`. Most kinds send from any memory."""
+
     def say_last(self, frame: ReadMemory) -> bool:
         """See `Link.say_last`."""
         raise NotImplementedError

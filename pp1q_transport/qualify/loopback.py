@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tempfile
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from ..errors import PeerFault, Reason
 from .plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 START_S: Final = 30.0
 END_S: Final = 10.0
@@ -26,7 +29,10 @@ _LAST_WORDS: Final = 4096
 class LoopbackReceiver:
     """A `pp1q-recv --once` for `plan` on a loopback port of its own. A context manager: leaving it ends the process."""
 
-    def __init__(self, plan: Plan, cpu: int | None = None, wait_s: float = START_S, link: str = "tcp") -> None:
+    def __init__(
+        self, plan: Plan, cpu: int | None = None, wait_s: float = START_S, link: str = "tcp",
+        rdma: Sequence[str] = (),
+    ) -> None:
         read_end, write_end = os.pipe()
         options = {
             "listen": "tcp://127.0.0.1:0", "link": link, "on-loss": "exit", "wait": f"{wait_s:g}", "ready-fd": write_end,
@@ -36,6 +42,7 @@ class LoopbackReceiver:
             options["cpu"] = cpu
         command = [sys.executable, "-m", "pp1q_transport.cli.recv", "--once", "--quiet"]
         command += [f"--{name}={value}" for name, value in options.items()]
+        command += [f"--rdma={setting}" for setting in rdma]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
         try:
             # A session of its own: Ctrl-C on the terminal is the sender's to handle.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ..client import EngineConfig, Leader, Receiver, Role, make_hello, new_boot_nonce, open_leader, open_receiver
 from ..errors import PeerFault, Reason
 from ..links.faulty import FaultInjector, FaultKind, FaultRates
+from ..links.rdma_config import options_for
 from ..verify import verify_chain
 from .models import ToyDraft
 from .rounds import RECONNECT_S, DemoResult, TargetLoop, draft_rows, re_form
@@ -38,6 +39,7 @@ class DemoOptions:
     support: int | None = None
     requests: int = REQUESTS
     link: str = "tcp"
+    rdma: tuple[str, ...] = ()  # settings of that kind, "name=value"
     faults: FaultRates = field(default_factory=FaultRates)
 
     @property
@@ -80,7 +82,11 @@ def run_draft(options: DemoOptions, connect: str) -> None:
 
     hello = make_hello(Role.LEADER, new_boot_nonce(), **options.hello_options())
     config = EngineConfig(
-        hello=hello, connect=connect, wrap_outbox=wrap if injector else None, wait_for_peer=options.survives_links
+        hello=hello,
+        connect=connect,
+        wrap_outbox=wrap if injector else None,
+        wait_for_peer=options.survives_links,
+        rdma=options_for(options.link, options.rdma),
     )
     draft = ToyDraft(options.seed, options.vocab_size)
     with open_leader(config) as leader:
@@ -172,4 +178,5 @@ def _parse_injected(body: object) -> list[tuple[str, int, int, int]]:
 def open_target(options: DemoOptions, listen: str = "tcp://127.0.0.1:0") -> Receiver:
     """The receiver of a demo, listening."""
     hello = make_hello(Role.RECEIVER, new_boot_nonce(), **options.hello_options())
-    return open_receiver(EngineConfig(hello=hello, listen=listen, wait_for_peer=options.survives_links))
+    rdma = options_for(options.link, options.rdma)
+    return open_receiver(EngineConfig(hello=hello, listen=listen, wait_for_peer=options.survives_links, rdma=rdma))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..daemon.status import Status, fetch_status
 from ..errors import ConfigError, PeerFault, Reason
+from ..links.rdma_config import options_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +43,7 @@ class Shape:
     ranks: int = 2
     idle: str = "block"
     link: str = "tcp"
+    rdma: tuple[str, ...] = ()  # settings of that kind, "name=value"
     budget_us: int = 2_000_000
     think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
     mode: str = "replicate"  # how the ranks share the rows
@@ -169,6 +171,9 @@ class Deployment:
             "draft_identity": toy + "-draft",
             "target_identity": toy + "-target",
         }
+        settings = options_for(shape.link, shape.rdma) if any(peer.get("link") == "rdma" for peer in peers) else None
+        if settings is not None:
+            tables["rdma"] = settings.describe()
         lines = []
         for table, keys in tables.items():
             lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items()), ""]

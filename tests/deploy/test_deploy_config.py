@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 
 from pp1q_transport.daemon.config import parse
 from pp1q_transport.daemon.settings import DaemonConfig
+from pp1q_transport.links.rdma_config import RdmaConfig, config_from
 from pp1q_transport.session.breaker import LINK_LOST, NOBODYS_FAULT
 from pp1q_transport.session.hello import Role
 
@@ -117,6 +119,13 @@ def test_an_annotated_example_shows_every_key(name: str) -> None:
         assert isinstance(keys, dict)
         for key in keys:
             assert f"{key} = " in shown, f"[{table}] {key} is not shown"
+
+
+def test_the_rdma_table_that_is_commented_out_is_the_usual_one() -> None:
+    lines = EXAMPLES["leader.toml"].partition("# [rdma]\n")[2].partition("\n\n")[0].splitlines()
+    table = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines))
+    assert set(table) == {item.name for item in fields(RdmaConfig)}
+    assert config_from(table) == RdmaConfig()
 
 
 def test_a_drain_fits_into_the_time_to_stop() -> None:

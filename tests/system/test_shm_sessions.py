@@ -87,7 +87,7 @@ def test_another_kind_is_refused_by_name_and_nothing_falls_back(make_rig: MakeRi
     assert any(event["event"] == "hello_refused" and "link_kinds" in event["detail"] for event in log)
 
 
-@pytest.mark.parametrize("kinds", (("tcp", "shm"), ("rdma",), ("shared memory",)))
+@pytest.mark.parametrize("kinds", (("tcp", "shm"), ("roce",), ("shared memory",)))
 def test_an_engine_has_one_kind_that_this_build_has(kinds: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="link_kinds"):
         configure(Role.LEADER, connect=ANYWHERE, **SMALL, link_kinds=kinds)

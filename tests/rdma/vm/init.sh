@@ -1,0 +1,37 @@
+#!/bin/busybox sh
+# The first process in the machine. Its root becomes the host's own, read-only under a layer of memory, so that every path is the
+# same inside and outside; the results folder alone is shared for writing. Runs the results folder's `command`, leaves its status there.
+b=/bin/busybox
+$b mount -t proc proc /proc
+$b mount -t sysfs sys /sys
+$b mount -t devtmpfs dev /dev
+for module in /modules/*; do $b insmod "$module" || echo "insmod $module failed"; done
+share() { $b mkdir -p "$2" && $b mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2" || echo "no share $1"; }
+share results /results cache=none,access=any
+results=$($b cat /results/place)
+
+share host /host ro,cache=loose
+$b mkdir -p /layer /root
+$b mount -t tmpfs layer /layer
+$b mkdir /layer/upper /layer/work
+$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root || echo "no overlay"
+for kind in proc sys dev; do $b mkdir -p "/root/$kind" && $b mount --move "/$kind" "/root/$kind"; done
+for place in run dev/shm; do $b mkdir -p "/root/$place" && $b mount -t tmpfs -o mode=1777 memory "/root/$place"; done
+$b mkdir -p /root/dev/pts && $b mount -t devpts devpts /root/dev/pts
+$b mkdir -p "/root$results" && $b mount --bind /results "/root$results"
+share kernel /kernel ro,cache=loose
+$b mkdir -p /root/usr/lib/modules && $b mount --bind /kernel/lib/modules /root/usr/lib/modules
+# The kernel asks for modules by a program in this first root.
+printf '#!/bin/busybox sh\nexec /bin/busybox chroot /root /sbin/modprobe "$@"\n' >/sbin/modprobe
+$b chmod 0755 /sbin/modprobe
+$b ip link set lo up
+$b hostname rdma-lanes
+
+# Output goes to a console of its own, so that the kernel's messages stay apart from it.
+$b stty -F /root/dev/hvc0 raw -echo -opost
+$b setsid $b chroot /root /bin/bash "$results/command" </root/dev/hvc0 >/root/dev/hvc0 2>&1
+echo $? >/results/status
+$b sync
+$b usleep 100000 # what is in the console's ring gets out
+$b mount -t proc proc /proc
+$b poweroff -f

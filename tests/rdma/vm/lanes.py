@@ -1,0 +1,170 @@
+"""The RDMA lanes, and inside the machine the program that runs them: one after another, each with a log, a report and a verdict.
+
+Between `run.py`, which boots the machine for it, and the tests. PASS, FAIL or SKIP with its cause; a lane without a single test
+that ran, or with one that was skipped, is a SKIP. With PP1Q_REQUIRE_RDMA set a SKIP is a FAIL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+OUTCOMES = "lanes.json"
+# Without conftest.py, which imports what these tests do not need: imports are slow in there.
+PYTEST = (sys.executable, "-m", "pytest", "-v", "--durations=10", "-p", "no:cacheprovider", "--color=no", "--noconftest")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """`command` is a shell line, `tests` are arguments of pytest. `mutant`: a rule that is taken out: every test must fail."""
+
+    says: str
+    tests: tuple[str, ...] = ()
+    command: str = ""
+    mutant: str = ""
+    timeout_s: float = 600.0
+
+
+LANES: dict[str, Lane] = {
+    "verbs": Lane(
+        "the machine's devices move bytes, and doctor says what they are",
+        ("tests/rdma/test_verbs.py", "tests/rdma/test_rdma_status.py", "tests/rdma/test_doctor.py"),
+    ),
+    "links": Lane(
+        "the conformance suite and the golden frames over rdma, and what only an rdma link does",
+        ("tests/links/test_conformance.py", "tests/links/test_golden_links.py", "tests/links/test_rdma_link.py", "-k", "rdma"),
+    ),
+    "sessions": Lane(
+        "whole sessions: rounds, late rows, lost rows, sessions formed anew",
+        ("tests/system/test_rdma_sessions.py", "-k", "not falls_back"),
+    ),
+    "isolation": Lane(
+        "late, stray and mid-message writes change nothing that is fenced or ready",
+        ("tests/rdma/test_fence.py", "tests/rdma/test_copy.py"),
+    ),
+    "mutant: no fence": Lane("without deregistration", ("tests/rdma/test_fence.py",), mutant="no-fence"),
+    "mutant: in place": Lane("without the copy", ("tests/rdma/test_copy.py",), mutant="in-place"),
+    "faults": Lane("100 faults over a cable leak nothing", ("tests/rdma/test_faults.py",), timeout_s=900.0),
+    "commands": Lane("demo, sender and receiver over rdma, between processes", ("tests/rdma/test_commands.py",)),
+}
+
+
+def line(verdict: str, name: str, detail: str) -> str:
+    """As every lane of this project prints itself."""
+    return f"{verdict:<5} {name:<22} {detail}"
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What a JUnit report says: each test's name with what was wrong, '' for one that passed."""
+
+    passed: list[str]
+    skipped: dict[str, str]
+    failed: dict[str, str]
+    broken: dict[str, str]  # errors outside of the test itself
+
+
+def read_junit(path: Path) -> Outcomes:
+    """Raises `ElementTree.ParseError` or `OSError` when there is no whole report."""
+    tests = Outcomes([], {}, {}, {})
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        for kind, found in (("skipped", tests.skipped), ("error", tests.broken), ("failure", tests.failed)):
+            element = case.find(kind)
+            if element is not None:
+                found[name] = element.get("message", "").splitlines()[0] if element.get("message") else kind
+                break
+        else:
+            tests.passed.append(name)
+    return tests
+
+
+def judge_tests(lane: Lane, tests: Outcomes) -> tuple[str, str]:
+    """Verdict and detail of a lane whose tests ran."""
+    bad = {**tests.broken, **({} if lane.mutant else tests.failed)}
+    if bad:
+        name, cause = next(iter(bad.items()))
+        return "FAIL", f"{len(bad)} failed: {name}: {cause}"
+    if tests.skipped:
+        name, cause = next(iter(tests.skipped.items()))
+        return "SKIP", f"{len(tests.skipped)} skipped: {name}: {cause}"
+    if lane.mutant:
+        return _judge_mutant(lane, tests)
+    if not tests.passed:
+        return "SKIP", "no test was collected"
+    return "PASS", f"{len(tests.passed)} tests: {lane.says}"
+
+
+def _judge_mutant(lane: Lane, tests: Outcomes) -> tuple[str, str]:
+    """A mutant passes when every test fails, and by what it is there to find."""
+    if tests.passed:
+        return "FAIL", f"{lane.mutant}: not noticed by {', '.join(tests.passed)}"
+    other = [name for name, cause in tests.failed.items() if "IsolationBroken" not in cause]
+    if other:
+        return "FAIL", f"{lane.mutant}: {other[0]} failed of something else: {tests.failed[other[0]]}"
+    if not tests.failed:
+        return "SKIP", "no test was collected"
+    return "PASS", f"{len(tests.failed)} of {len(tests.failed)} tests notice: {lane.says}"
+
+
+def log_of(results: Path, name: str) -> Path:
+    """A lane's log; its report lies beside it as .xml."""
+    return results / f"{re.sub('[^a-z0-9]+', '-', name)}.log"
+
+
+def run_lane(name: str, lane: Lane, results: Path) -> tuple[str, str]:
+    """Runs one lane in a process group of its own, which is ended with it."""
+    log, junit = log_of(results, name), log_of(results, name).with_suffix(".xml")
+    command = [*PYTEST, f"--junit-xml={junit}", *lane.tests] if lane.tests else ["/bin/bash", "-c", lane.command]
+    environment = {**os.environ, "PP1Q_RDMA_MUTANT": lane.mutant}
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        try:
+            status = child.wait(lane.timeout_s)
+        except subprocess.TimeoutExpired:
+            return "FAIL", f"not over after {lane.timeout_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if lane.tests:
+        try:
+            return judge_tests(lane, read_junit(junit))
+        except (OSError, ElementTree.ParseError) as error:
+            return "FAIL", f"no report, status {status}: {error}"
+    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
+    return ("PASS", lane.says) if status == 0 else ("FAIL", f"status {status}: {said[-1]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("lanes", nargs="*", metavar="LANE")
+    options = parser.parse_args()
+    outcomes: dict[str, dict[str, object]] = {}
+    for name in options.lanes or LANES:
+        began = time.monotonic()
+        verdict, detail = run_lane(name, LANES[name], options.results)
+        if verdict == "SKIP" and os.environ.get("PP1Q_REQUIRE_RDMA"):
+            verdict, detail = "FAIL", f"{detail} (PP1Q_REQUIRE_RDMA)"
+        outcomes[name] = {"verdict": verdict, "detail": detail, "seconds": round(time.monotonic() - began, 1)}
+        print(line(verdict, name, detail), flush=True)
+        if verdict == "FAIL":
+            for text in log_of(options.results, name).read_text(encoding="utf-8", errors="replace").splitlines()[-60:]:
+                print(f"      | {text}", flush=True)
+        (options.results / OUTCOMES).write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(outcome["verdict"] == "FAIL" for outcome in outcomes.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
