@@ -18,7 +18,7 @@ from .counters import Counters
 from .errors import ConfigError, LocalMisuse, PeerFault, Reason
 from .forming import Formed, Forming, Forms, Said
 from .links.kinds import KINDS
-from .logs import logger
+from .logs import named_logger
 from .session import hello as hello_fields
 from .session.agreed import terms_ahead, terms_of
 from .session.group import MAX_RANKS
@@ -88,6 +88,7 @@ class EngineConfig:
     backoff_seed: int | None = None
     stubborn: bool = False  # a daemon: what trying again at once can't mend is logged and tried again much later, never raised
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
+    name: str = ""  # of the peer, in the log
     rdma: RdmaConfig | None = None  # of link "rdma": its settings, the usual ones when None
 
     def __post_init__(self) -> None:
@@ -166,7 +167,7 @@ class Engine:
         self.agreement: Agreement | None = None
         self.inbox: list[tuple[str, object]] = []  # control messages for the owner: (kind, body)
         self.parted = False  # the last session ended with the peer's goodbye
-        self.log = logger(role=config.hello.role.value)
+        self.log = named_logger(config.hello.role.value, config.name)
         self._make_session = make_session
         self._on_up = on_up
         self._on_down = on_down
@@ -190,6 +191,7 @@ class Engine:
             config.backoff_seed,
             config.stubborn,
             config.rdma,
+            name=config.name,
         )
 
     @property

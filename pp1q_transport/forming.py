@@ -16,7 +16,7 @@ from .control import ControlConnector, ControlListener
 from .control_codec import encode_message
 from .errors import ConfigError, PeerFault, Reason, Refused
 from .links.kinds import KINDS, Means
-from .logs import logger
+from .logs import named_logger
 from .session.negotiate import (
     Agreement,
     Connector,
@@ -124,6 +124,7 @@ class Forming:
         stubborn: bool = False,
         rdma: RdmaConfig | None = None,
         others: Sequence[Hello] = (),
+        name: str = "",
     ) -> None:
         """`others`: HELLOs of further targets behind a draft leader's endpoint, told apart by target_identity. Their seats follow
         those of `hello`: that of a rank is its number plus group_size for each target before its own."""
@@ -135,7 +136,7 @@ class Forming:
         self._connect_to = connect
         self._persistent = persistent
         self._stubborn = stubborn
-        self._log = logger(role=hello.role.value)
+        self._log = named_logger(hello.role.value, name)
         self._pending: dict[int, tuple[bytes, Agreement]] = {}
         # Who has which seat, also after its session; a connector has the listener in its only one.
         self._peers: dict[int, bytes] = {} if connect is None else {0: b""}

@@ -26,3 +26,8 @@ def logger(**bound: object) -> Any:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
     )
     return plain.bind(**bound)
+
+
+def named_logger(role: str, name: str) -> Any:
+    """The logger of one end that speaks to the peer of that name, "" where nobody named it."""
+    return logger(role=role, **({"with_peer": name} if name else {}))

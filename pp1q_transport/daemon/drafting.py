@@ -7,6 +7,7 @@ on all of them. Serves no client and sends no rows. SPEC section 2 (TOKEN).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..client.target import OPENS_QUEUED_BYTES
@@ -43,7 +44,8 @@ class RankLink:
         self._says_ready = False
         self._unopened: dict[int, None] = {}  # requests whose OPEN waits until the rank takes more
         counters = ranks.counters
-        self.engine = Engine(config, self._make_session, self._on_up, self._on_down, counters, forming=seats.seat(seat))
+        named = replace(config, name=f"draft{rank}")
+        self.engine = Engine(named, self._make_session, self._on_up, self._on_down, counters, forming=seats.seat(seat))
 
     @property
     def ready(self) -> bool:

@@ -6,6 +6,7 @@ SPEC section 4.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine import Engine, EngineConfig
@@ -28,7 +29,8 @@ class RankLink:
         self._group = group
         self._counters = counters
         self._session: HubSession | None = None
-        self.engine = Engine(config, self._make_session, self._on_up, self._on_down, counters, forming=seats.seat(rank))
+        named = replace(config, name=f"rank{rank}")
+        self.engine = Engine(named, self._make_session, self._on_up, self._on_down, counters, forming=seats.seat(rank))
 
     def _make_session(self, terms: SessionTerms) -> HubSession:
         self._session = HubSession(terms, self._group, self.rank, self._counters)

@@ -117,13 +117,13 @@ class Service:
 
     def _engine_config(self, peer: PeerSettings) -> EngineConfig:
         rdma = self.config.rdma if peer.link == "rdma" else None
-        return self._engine(self.config.hello(peer, self._boot_nonce), peer, rdma)
+        return self._engine(self.config.hello(peer, self._boot_nonce), peer, peer.name, rdma)
 
     def _engine(
-        self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings, rdma: RdmaConfig | None = None
+        self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings, name: str, rdma: RdmaConfig | None = None
     ) -> EngineConfig:
         keys = self.config.keys_for(end)
-        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, rdma=rdma)
+        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, name=name, rdma=rdma)
 
     def _build_leaders(self) -> DraftPort:
         leaders: list[ServedLeader | ServedGroup] = []
@@ -160,7 +160,7 @@ class Service:
         return FollowPort(targets, self.counters)
 
     def _draft_config(self, target: str) -> EngineConfig:
-        return self._engine(self.config.draft_hello(self._boot_nonce, target), self.config.draft)
+        return self._engine(self.config.draft_hello(self._boot_nonce, target), self.config.draft, "draft0")
 
     def _build_receiver(self) -> TargetPort:
         engine_config = self._engine_config(self.config.peers[0])
@@ -177,7 +177,7 @@ class Service:
         return TargetPort(receiver, self.counters, _breaker_of(self.config.breaker, self._boot_nonce), group)
 
     def _group_config(self) -> EngineConfig:
-        return self._engine(self.config.group_hello(self._boot_nonce), self.config.group)
+        return self._engine(self.config.group_hello(self._boot_nonce), self.config.group, "rank0")
 
     def _build_member(self) -> MemberPort:
         if self.config.peers:
