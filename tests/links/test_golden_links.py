@@ -21,7 +21,7 @@ from protocol.golden import Golden, Outcome, bench_for, vectors
 from pp1q_transport._native.kernels import monotonic_ns
 from pp1q_transport.session.assembler import FrameSink
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(400)
 
 # A link stamps bytes with the time of their arrival: not for it are vectors that come at a time of their own, nor proofs.
 OVER_LINKS = [
