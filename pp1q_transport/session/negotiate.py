@@ -229,7 +229,7 @@ class Connector:
         """Raises `PeerFault(timeout)` once when no answer came in time."""
         if self.state is State.WAITING and now_ns >= self._deadline_ns:
             self._step(Event.DEADLINE)
-            raise PeerFault(Reason.TIMEOUT, f"no answer to HELLO within {self._timeout_ns / 1e9:g} s")
+            raise PeerFault(Reason.TIMEOUT, f"no answer to HELLO within {self._timeout_ns / 1e9:g} s: does anybody listen there?")
 
     def receive(self, message: Mapping[str, object], now_ns: int) -> Agreement:
         """The agreement that a HELLO-ACK completes. Raises `Refused` (theirs, or ours after checking their fields: send
