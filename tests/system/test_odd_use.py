@@ -93,10 +93,10 @@ def test_commits_without_a_session_keep_to_the_limits_of_one() -> None:
         rig.until(lambda: not rig.receiver.up)
         rig.receiver.commit_target_only(request, 0, [4] * 5)
         with pytest.raises(LocalMisuse, match="9 tokens exceed max_context_tokens 8"):
-            rig.receiver.commit_target_only(request, 1, [4])
+            rig.receiver.commit_target_only(request, 0, [4])
         rig.receiver.commit_target_only(bounded, 0, [4])
         with pytest.raises(LocalMisuse, match="position 4 is beyond"):
-            rig.receiver.commit_target_only(bounded, 1, [4])
+            rig.receiver.commit_target_only(bounded, 0, [4])
 
 
 def test_one_request_that_no_longer_fits_does_not_keep_the_others_from_being_opened_again() -> None:
