@@ -202,6 +202,8 @@ class OwnShare:
             raise LocalMisuse(f"masses {shard_mass} behind {mass_before} exceed 2^24")
         self._judge_payload(followed, session.terms, entries, length)
         own = session.grants[grant.slot]
+        if own.generation > followed.generation:
+            return  # the target gave it up: rank 0's word of that is on its way
         here = own.generation == followed.generation
         if here and own.state not in (DRAFTING, SENT):
             return

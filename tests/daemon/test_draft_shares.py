@@ -213,3 +213,14 @@ def test_a_row_of_a_generation_that_moved_on_is_dropped(world: World) -> None:
     world.put(old, 0)
     world.own_step(2)
     assert world.session.rows == 0
+
+
+def test_a_row_of_a_step_that_the_target_gave_up_is_dropped_before_rank_0_says_so(world: World) -> None:
+    world.own_step(1)
+    grant, _reason = world.word(1)
+    world.put(grant, 0)
+    own = world.own_step(2)
+    world.put(grant, 1, 2)
+    grant, reason = world.word(2)
+    world.put(grant, 0, 1, 2)
+    assert (reason, own.state, world.session.rows) == (None, SENT, 4)
