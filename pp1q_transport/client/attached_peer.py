@@ -283,11 +283,14 @@ class AttachedDraftPeer(AttachedSide, Events):
 
     def give_up(self, step: PeerStep, followed: _Followed, reason: Reason) -> None:
         """See `PeerStep.fail`."""
-        behind = followed.put < followed.depth and self.splits_vocabulary
+        self.poll()
+        target = self._targets[step.target]
+        if target.followed.get(step.slot) is not followed:
+            return  # its slot has moved on, perhaps in another session: what is there now is not this step's
+        behind = followed.put < followed.depth and target.region is not None
         if followed.over is None and (behind or not followed.whole):
             followed.over = reason
-            session = self._targets[step.target].session
-            self.send(m.FAIL, session, step.target, step.slot, step.slot_generation, reason.code)
+            self.send(m.FAIL, target.session, step.target, step.slot, step.slot_generation, reason.code)
             self.ring()
 
     # ---- ranges of rows -----------------------------------------------------------------------------------------

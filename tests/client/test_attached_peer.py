@@ -129,3 +129,39 @@ def test_where_rows_are_whole_a_step_is_through_with_its_last_token(monkeypatch:
     peer.poll()
     assert step.alive
     peer.close()
+
+
+@pytest.mark.parametrize("noticed", (True, False))
+def test_to_give_up_a_step_of_a_former_session_says_nothing_of_the_present_one(
+    monkeypatch: pytest.MonkeyPatch, noticed: bool
+) -> None:
+    peer, daemon, old = world(monkeypatch)
+    daemon.tokens()
+    peer.poll()
+    daemon.say(m.TARGET_DOWN, 0, R.PEER_LOST.code)
+    daemon.open(SESSION + 1)
+    daemon.step()
+    if noticed:
+        peer.poll()
+    old.fail(R.COPY_FAILED)
+    assert daemon.of(m.FAIL) == []
+    new = peer.take_step()
+    assert new is not None
+    assert new.alive
+    new.fail(R.COPY_FAILED)
+    new.fail(R.COPY_FAILED)
+    assert daemon.of(m.FAIL) == [(SESSION + 1, 0, 0, 1, R.COPY_FAILED.code)]
+    peer.close()
+
+
+def test_a_step_of_a_daemon_whose_rows_were_whole_is_none_of_one_that_takes_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, daemon, old = world(monkeypatch, REPLICATE)
+    daemon.tokens()
+    peer.poll()
+    peer._lose(R.PEER_LOST)
+    _other, daemon, _step = world(monkeypatch)
+    peer._retry_ns = 0
+    peer.poll()
+    old.fail()
+    assert (peer.splits_vocabulary, daemon.of(m.FAIL)) == (True, [])
+    peer.close()
