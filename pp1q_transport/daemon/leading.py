@@ -15,6 +15,7 @@ from ..errors import LocalMisuse, PeerFault, Reason
 from ..local import messages as m
 from ..session import leader as states
 from .clients import ClientPort
+from .opened import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..counters import Counters
     from ..engine import Engine, EngineConfig
     from ..local.attach import Attached
-    from ..session.leader import Grant
+    from ..session.leader import Grant, LeaderSession
     from .drafting import DraftRanks
     from .leading_group import ServedGroup
 
@@ -62,6 +63,10 @@ class ServedLeader(Leader):
     def rows_done(self) -> int:
         """Rows sent, over all sessions."""
         return self._rows_before + (self.session.rows if self.session is not None else 0)
+
+    def _dispatch(self, session: LeaderSession) -> None:
+        session.events[:] = lasting(session.events)
+        super()._dispatch(session)
 
     def _on_up(self) -> None:
         super()._on_up()
