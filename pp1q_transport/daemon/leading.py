@@ -310,9 +310,17 @@ class DraftPort(ClientPort):
 
     # ---- what the loop asks -------------------------------------------------------------------------------------
 
+    def drain(self, deadline_ms: int, now_ns: int) -> None:
+        """See `ClientPort.drain`."""
+        super().drain(deadline_ms, now_ns)
+        if self.ranks is not None:
+            self.ranks.drain()
+
     @property
     def busy(self) -> bool:
-        """Whether a drain must wait: STEPs that are being drafted, or frames that are not sent."""
+        """Whether a drain must wait: STEPs that are being drafted, here or by another rank, or frames that are not sent."""
+        if self.ranks is not None and self.ranks.busy:
+            return True
         for leader in self.leaders:
             session = leader.session
             if session is None:

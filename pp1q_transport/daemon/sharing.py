@@ -77,10 +77,12 @@ class OwnShare:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way, or waits to be sent."""
+        """Whether something is under way, or waits to be sent or for the target's own STEP."""
         session = self.session
         if session is None:
             return False
+        if any(session.grants[slot].generation < followed.generation for slot, followed in self._followed.items()):
+            return True
         return not session.outbox.empty() or any(grant.state == DRAFTING for grant in session.grants)
 
     def serve(self) -> int:

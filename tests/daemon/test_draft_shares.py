@@ -224,3 +224,12 @@ def test_a_row_of_a_step_that_the_target_gave_up_is_dropped_before_rank_0_says_s
     grant, reason = world.word(2)
     world.put(grant, 0, 1, 2)
     assert (reason, own.state, world.session.rows) == (None, SENT, 4)
+
+
+def test_busy_from_rank_0s_word_until_the_last_row_went_out(world: World) -> None:
+    assert not world.share.busy
+    grant, _reason = world.word()
+    assert world.share.busy, "the target's own STEP is still to come"
+    world.put(grant, 0, 1)
+    own = world.own_step()
+    assert (own.state, world.share.busy) == (DRAFTING, True)
