@@ -18,7 +18,7 @@ from ..local import messages as m
 from ..session.draft_peer import DraftPeerSession, Told
 from ..session.leader import DRAFTING, Grant
 from ..session.requests import RequestTable
-from .clients import ClientPort
+from .clients import ClientPort, reason_given
 from .drafting import BUSY, DRAINING, READY, TOLD_AT_MOST
 
 if TYPE_CHECKING:
@@ -212,8 +212,7 @@ class FollowPort(ClientPort):
             raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {number}")
         grant = session.grants[slot]
         if kind == m.FAIL:
-            reason = Reason.from_code(fields[4]) if 1 <= fields[4] <= len(Reason) else Reason.CANCELLED
-            target.fail(grant, generation, reason)
+            target.fail(grant, generation, reason_given(fields[4]))
         elif target.share is None:
             raise PeerFault(Reason.UNEXPECTED_KIND, "a range of a row, where draft rank 0 sends whole ones")
         elif grant.generation == generation:

@@ -14,7 +14,7 @@ from ..client.draft import Leader
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..local import messages as m
 from ..session import leader as states
-from .clients import ClientPort
+from .clients import ClientPort, reason_given
 from .opened import lasting
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class DraftPort(ClientPort):
         named, target, slot, generation, code = fields
         leader, grant = self._grant_of(named, target, slot)
         if grant is not None:
-            reason = Reason.from_code(code) if 1 <= code <= len(Reason) else Reason.CANCELLED
+            reason = reason_given(code)
             leader.fail(grant, generation, reason)
             self._sweep(reason)
 
