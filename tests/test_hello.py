@@ -208,6 +208,24 @@ def test_a_member_is_no_rank_0_and_below_its_group_s_size(rank: int, size: int, 
         check(replace(coordinator, rank=1), member)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "size", "rank", "wanted"),
+    (
+        (Role.DRAFT_LEADER, Role.DRAFT_PEER, 2, 0, 1),
+        (Role.DRAFT_LEADER, Role.DRAFT_PEER, 4, 0, "1..3"),
+        (Role.COORDINATOR, Role.MEMBER, 8, 9, "1..7"),
+        (Role.COORDINATOR, Role.MEMBER, 1, 0, "none in a group of 1"),
+        (Role.MEMBER, Role.COORDINATOR, 2, 1, 0),
+        (Role.LEADER, Role.RECEIVER, 2, 2, "0..1"),
+    ),
+)
+def test_a_refused_rank_is_told_which_ones_there_are(ours: Role, theirs: Role, size: int, rank: int, wanted: object) -> None:
+    mine = replace(LEADER, role=ours, group_size=size, rank=int(ours.sits_with_rank_0))
+    with pytest.raises(Refused) as caught:
+        check(mine, replace(RECEIVER, role=theirs, group_size=size, rank=rank))
+    assert (caught.value.field, caught.value.ours, caught.value.theirs) == ("rank", wanted, rank)
+
+
 def test_every_rule_is_used() -> None:
     assert {rule for _, _, rule in FIELDS} == set(Rule)
 

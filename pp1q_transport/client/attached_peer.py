@@ -69,6 +69,12 @@ class _Target:
         self.followed: dict[int, _Followed] = {}  # by slot: its latest STEP
         self.queue: deque[PeerStep] = deque()
 
+    def end(self, followed: _Followed, reason: Reason) -> None:
+        """There will be no more of a STEP, nor a place for its rows: it is over, unless this rank is through with it."""
+        through = followed.whole and (self.region is None or followed.put == followed.depth)
+        if not through and followed.over is None:
+            followed.over = reason
+
 
 class PeerStep(Step):
     """One STEP at a rank above 0. For each position, in order: compute this rank's part of the row, ask for the token that rank 0
@@ -175,8 +181,7 @@ class AttachedDraftPeer(AttachedSide, Events):
         target.session = 0
         target.queue.clear()
         for followed in target.followed.values():
-            if not followed.whole and followed.over is None:
-                followed.over = reason
+            target.end(followed, reason)
         target.followed.clear()
         requests = list(target.requests.requests)
         target.requests.end_session()
@@ -225,8 +230,8 @@ class AttachedDraftPeer(AttachedSide, Events):
         grant.representation, grant.support, grant.budget_us = fields[13:16]
         grant.state = DRAFTING
         before = target.followed.get(grant.slot)
-        if before is not None and not before.whole and before.over is None:
-            before.over = Reason.GENERATION_STALE
+        if before is not None:
+            target.end(before, Reason.GENERATION_STALE)
         followed = target.followed[grant.slot] = _Followed(grant.generation, grant.request, grant.depth)
         target.queue.append(PeerStep(self, grant, request, target.index, followed))
 
@@ -278,11 +283,14 @@ class AttachedDraftPeer(AttachedSide, Events):
 
     def give_up(self, step: PeerStep, followed: _Followed, reason: Reason) -> None:
         """See `PeerStep.fail`."""
-        behind = followed.put < followed.depth and self.splits_vocabulary
+        self.poll()
+        target = self._targets[step.target]
+        if target.followed.get(step.slot) is not followed:
+            return  # its slot has moved on, perhaps in another session: what is there now is not this step's
+        behind = followed.put < followed.depth and target.region is not None
         if followed.over is None and (behind or not followed.whole):
             followed.over = reason
-            session = self._targets[step.target].session
-            self.send(m.FAIL, session, step.target, step.slot, step.slot_generation, reason.code)
+            self.send(m.FAIL, target.session, step.target, step.slot, step.slot_generation, reason.code)
             self.ring()
 
     # ---- ranges of rows -----------------------------------------------------------------------------------------
@@ -303,13 +311,13 @@ class AttachedDraftPeer(AttachedSide, Events):
         target = self._targets[step.target]
         if target.region is None or target.views is None:
             raise LocalMisuse("this draft's rank 0 sends whole rows: there is no range to put")
+        if target.followed.get(step.slot) is not followed:
+            return False  # its slot has moved on
         index = position - step.anchor - 1
         if index != followed.put:
             raise LocalMisuse(f"position {position} out of order: the next one is {step.anchor + 1 + followed.put}")
         if index >= len(followed.tokens):
             raise LocalMisuse(f"position {position} has no token yet: ask for it before the range is put")
-        if target.followed.get(step.slot) is not followed:
-            return False  # its slot has moved on
         if (ids is None) != (step.support is None):
             raise LocalMisuse("ids belong to the counts of a sparse row, and to no other")
         entries, length = self._write(target.views, target.region, step, index, counts, ids)

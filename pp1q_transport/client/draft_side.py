@@ -119,7 +119,8 @@ class Step:
         return self._leader.end_row(self, self._grant, row)
 
     def fail(self, reason: Reason = Reason.CANCELLED) -> None:
-        """Gives the STEP up: the receiver discards the proposal with this reason at once."""
+        """Gives the STEP up: the receiver discards the proposal with this reason at once. (A daemon passes on reasons that a
+        draft can have; `bad_magic`, say, is none, and becomes `cancelled`.)"""
         self._leader.fail(self._grant, self.slot_generation, reason, self.target)
 
 

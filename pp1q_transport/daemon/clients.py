@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
 BYTES_A_LOOK: Final = 1 << 20
 OVERDUE_LOOK_NS: Final = 100_000_000
+# Why a draft's process gives a STEP up: what it can find wrong with a STEP, with its own rows or with itself. Every other reason
+# is what a daemon finds in frames, and would have daemons and targets count faults of links that nobody saw.
+GIVEN_UP: Final = frozenset(
+    (
+        Reason.CANCELLED, Reason.TIMEOUT, Reason.OVERLOAD, Reason.PEER_LOST, Reason.COPY_FAILED, Reason.INVALID_WEIGHTS,
+        Reason.MASS, Reason.ZERO_ENTRY, Reason.ID_RANGE, Reason.ID_ORDER, Reason.ID_DUPLICATE, Reason.REPRESENTATION,
+        Reason.SUPPORT_BOUNDS, Reason.CONTEXT_MISMATCH, Reason.DRAW_MISMATCH, Reason.RANK_DISAGREE,
+    )
+)  # fmt: skip
+
+
+def reason_given(code: int) -> Reason:
+    """The reason in a process's FAIL; `cancelled` for one that no process has (`GIVEN_UP`) and for codes that are none."""
+    reason = Reason.from_code(code) if 1 <= code <= len(Reason) else Reason.CANCELLED
+    return reason if reason in GIVEN_UP else Reason.CANCELLED
 
 
 class ClientPort(ABC):

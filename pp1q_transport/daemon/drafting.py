@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from .leading_group import ServedGroup
 
 READY: Final = "ready"
-"""The one key of a rank's report over the control plane: whether it can follow STEPs (its process is attached)."""
+"""In a rank's report over the control plane: whether it can follow STEPs (its process is attached)."""
+DRAINING: Final = "draining"
+"""The one key of rank 0's report: it ends soon. The latest STEPs it told the rank of, as [slot, slot_generation] each."""
+BUSY: Final = "busy"
+"""In a rank's reports after that: whether it has not heard of all of these yet, or is not through with all it heard of."""
+TOLD_AT_MOST: Final = 512
+"""STEPs in one such report, the latest ones."""
 
 
 class RankLink:
@@ -42,6 +48,7 @@ class RankLink:
         self.session: DraftLeaderSession | None = None
         self._ranks = ranks
         self._says_ready = False
+        self._says_busy = False
         self._unopened: dict[int, None] = {}  # requests whose OPEN waits until the rank takes more
         counters = ranks.counters
         named = replace(config, name=f"draft{rank}")
@@ -52,6 +59,17 @@ class RankLink:
         """Whether it can follow a STEP."""
         return self.session is not None and self._says_ready
 
+    @property
+    def busy(self) -> bool:
+        """Whether a drain must wait: the rank was asked and has not said yet that it is through."""
+        return self.session is not None and self._says_busy
+
+    def drain(self, told: list[Grant]) -> None:
+        """Asks the rank to say when it is through with these STEPs and all others."""
+        if self.session is not None:
+            self._says_busy = True
+            self.engine.send_control("report", {DRAINING: [[grant.slot, grant.generation] for grant in told[-TOLD_AT_MOST:]]})
+
     def knows(self, request: int) -> bool:
         """Whether the rank was told of the request."""
         return request not in self._unopened
@@ -61,7 +79,7 @@ class RankLink:
         return self.session
 
     def _on_up(self) -> None:
-        self._says_ready = False
+        self._says_ready = self._says_busy = False
         self._unopened = dict.fromkeys(self._ranks.requests.requests)
 
     def _on_down(self, _reason: Reason) -> None:
@@ -88,10 +106,12 @@ class RankLink:
         return moved
 
     def _hear(self, kind: str, body: object) -> None:
-        if kind != "report" or not isinstance(body, dict) or set(body) != {READY} or type(body[READY]) is not bool:
+        known = kind == "report" and isinstance(body, dict) and set(body) in ({READY}, {READY, BUSY})
+        if not known or not isinstance(body, dict) or any(type(said) is not bool for said in body.values()):
             self.engine.fail(Reason.MALFORMED)
             return
         self._says_ready = body[READY]
+        self._says_busy = body.get(BUSY, self._says_busy)
         if not self._says_ready:
             self._ranks.give_up(Reason.PEER_LOST)
 
@@ -199,6 +219,7 @@ class TargetRanks:
         """A STEP that goes to the draft goes to every rank. False when its request is gone."""
         if self.requests.get(grant.request) is None:
             return False
+        self._told.pop(grant.slot, None)  # the latest STEP stands last
         told = self._told[grant.slot] = copy_of(grant)
         for link in self.links:
             link.say(lambda session: session.step(told))
@@ -213,6 +234,12 @@ class TargetRanks:
             told.rows += 1
             if told.rows == told.depth:
                 told.state = SENT
+
+    def drain(self) -> None:
+        """This daemon ends soon: every rank is asked to say when it is through with what it was told of."""
+        for link in self.links:
+            link.flush()
+            link.drain(list(self._told.values()))
 
     def sweep(self, reason: Reason) -> None:
         """Proposals that this daemon gave up: the ranks are told for this reason."""
@@ -287,6 +314,16 @@ class DraftRanks:
     def links(self) -> list[RankLink]:
         """Of all targets, in order."""
         return [link for ranks in self.targets for link in ranks.links]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rank that was asked to is not through yet."""
+        return any(link.busy for link in self.links)
+
+    def drain(self) -> None:
+        """This daemon ends soon; see `TargetRanks.drain`."""
+        for ranks in self.targets:
+            ranks.drain()
 
     def flush(self) -> None:
         """Sends what waits on every link."""

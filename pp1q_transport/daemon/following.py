@@ -18,8 +18,8 @@ from ..local import messages as m
 from ..session.draft_peer import DraftPeerSession, Told
 from ..session.leader import DRAFTING, Grant
 from ..session.requests import RequestTable
-from .clients import ClientPort
-from .drafting import READY
+from .clients import ClientPort, reason_given
+from .drafting import BUSY, DRAINING, READY, TOLD_AT_MOST
 
 if TYPE_CHECKING:
     from ..local.attach import Attached
@@ -40,7 +40,8 @@ class FollowedTarget:
         self.attached = False
         self.edges: list[tuple[int, int]] = []  # (session, 0) came up, (0, reason code) went down
         self.tokens: dict[int, list[int]] = {}  # by slot, of its present generation
-        self._said_ready: bool | None = None
+        self._said: dict[str, bool] = {}
+        self._asked: list[tuple[int, int]] | None = None  # (slot, slot_generation) that rank 0 told of before it ends
         self.engine = Engine(config, self._make_session, self._on_up, self._on_down, self.counters)
         if share is not None:
             share.on_lost = self.give_up
@@ -68,7 +69,8 @@ class FollowedTarget:
     def _on_up(self) -> None:
         assert self.session is not None
         self.edges.append((self.session.terms.session, 0))
-        self._said_ready = None
+        self._said = {}
+        self._asked = None
         self.say_ready()
 
     def _on_down(self, reason: Reason) -> None:
@@ -85,15 +87,39 @@ class FollowedTarget:
         moved = self.engine.poll()
         if self.share is not None:
             moved += self.share.serve()
+        if self.engine.inbox:
+            said = self.engine.inbox[:]
+            self.engine.inbox.clear()
+            for kind, body in said:
+                self._hear(kind, body)
         self.say_ready()
         return moved
 
     def say_ready(self) -> None:
-        """Tells rank 0 whether this rank can follow STEPs, whenever that changes."""
-        ready = self.attached and (self.share is None or self.share.session is not None)
-        if self.session is not None and ready != self._said_ready:
-            self._said_ready = ready
-            self.engine.send_control("report", {READY: ready})
+        """Tells rank 0 whether this rank can follow STEPs, whenever that changes; and, once asked, whether it is through."""
+        if self.session is None:
+            return
+        now = {READY: self.attached and (self.share is None or self.share.session is not None)}
+        if self._asked is not None:
+            grants = self.session.grants
+            now[BUSY] = self.busy or any(grants[slot].generation < generation for slot, generation in self._asked)
+        if now != self._said:
+            self._said = now
+            self.engine.send_control("report", now)
+
+    def _hear(self, kind: str, body: object) -> None:
+        asked = body.get(DRAINING) if kind == "report" and isinstance(body, dict) and len(body) == 1 else None
+        most = 0 if self.session is None else len(self.session.grants)
+        if not isinstance(asked, list) or len(asked) > TOLD_AT_MOST or not all(_names_step(one, most) for one in asked):
+            self.engine.fail(Reason.MALFORMED)
+            return
+        self._asked = [(slot, generation) for slot, generation in asked]
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is not through: STEPs that it follows, or ranges of rows that are not sent."""
+        following = self.session is not None and any(grant.state == DRAFTING for grant in self.session.grants)
+        return following or (self.share is not None and self.share.busy)
 
     def fail(self, grant: Grant, generation: int, reason: Reason) -> None:
         """This rank can't follow a STEP."""
@@ -186,8 +212,7 @@ class FollowPort(ClientPort):
             raise PeerFault(Reason.SLOT_BOUNDS, f"slot {slot} of target {number}")
         grant = session.grants[slot]
         if kind == m.FAIL:
-            reason = Reason.from_code(fields[4]) if 1 <= fields[4] <= len(Reason) else Reason.CANCELLED
-            target.fail(grant, generation, reason)
+            target.fail(grant, generation, reason_given(fields[4]))
         elif target.share is None:
             raise PeerFault(Reason.UNEXPECTED_KIND, "a range of a row, where draft rank 0 sends whole ones")
         elif grant.generation == generation:
@@ -269,12 +294,12 @@ class FollowPort(ClientPort):
     @property
     def busy(self) -> bool:
         """Whether a drain must wait: STEPs that this rank follows, or ranges of rows that are not sent."""
-        for target in self.targets:
-            if target.session is not None and any(grant.state == DRAFTING for grant in target.session.grants):
-                return True
-            if target.share is not None and target.share.busy:
-                return True
-        return False
+        return any(target.busy for target in self.targets)
+
+
+def _names_step(named: object, slots: int) -> bool:
+    """Whether a part of rank 0's report is [slot, slot_generation] of a session with so many slots."""
+    return isinstance(named, list) and len(named) == 2 and all(type(one) is int for one in named) and 0 <= named[0] < slots
 
 
 def step_fields(grant: Grant, target: int) -> tuple[int | float, ...]:

@@ -14,7 +14,8 @@ from ..client.draft import Leader
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..local import messages as m
 from ..session import leader as states
-from .clients import ClientPort
+from .clients import ClientPort, reason_given
+from .opened import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..counters import Counters
     from ..engine import Engine, EngineConfig
     from ..local.attach import Attached
-    from ..session.leader import Grant
+    from ..session.leader import Grant, LeaderSession
     from .drafting import DraftRanks
     from .leading_group import ServedGroup
 
@@ -62,6 +63,10 @@ class ServedLeader(Leader):
     def rows_done(self) -> int:
         """Rows sent, over all sessions."""
         return self._rows_before + (self.session.rows if self.session is not None else 0)
+
+    def _dispatch(self, session: LeaderSession) -> None:
+        session.events[:] = lasting(session.events)
+        super()._dispatch(session)
 
     def _on_up(self) -> None:
         super()._on_up()
@@ -211,7 +216,7 @@ class DraftPort(ClientPort):
         named, target, slot, generation, code = fields
         leader, grant = self._grant_of(named, target, slot)
         if grant is not None:
-            reason = Reason.from_code(code) if 1 <= code <= len(Reason) else Reason.CANCELLED
+            reason = reason_given(code)
             leader.fail(grant, generation, reason)
             self._sweep(reason)
 
@@ -305,9 +310,17 @@ class DraftPort(ClientPort):
 
     # ---- what the loop asks -------------------------------------------------------------------------------------
 
+    def drain(self, deadline_ms: int, now_ns: int) -> None:
+        """See `ClientPort.drain`."""
+        super().drain(deadline_ms, now_ns)
+        if self.ranks is not None:
+            self.ranks.drain()
+
     @property
     def busy(self) -> bool:
-        """Whether a drain must wait: STEPs that are being drafted, or frames that are not sent."""
+        """Whether a drain must wait: STEPs that are being drafted, here or by another rank, or frames that are not sent."""
+        if self.ranks is not None and self.ranks.busy:
+            return True
         for leader in self.leaders:
             session = leader.session
             if session is None:

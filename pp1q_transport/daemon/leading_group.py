@@ -17,6 +17,7 @@ from ..session.leader_group import LeaderGroup
 from ..session.requests import RequestTable
 from ..session.shards import REPLICATE
 from ..staging import Region
+from .opened import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,7 @@ class ServedGroup:
     def collect(self) -> None:
         """Takes what came over all links; tells the events while the group is up."""
         self.group.look()
-        events = self.group.events[:]
+        events = lasting(self.group.events)
         self.group.events.clear()
         if not self.group.complete:
             return  # the draft hears how things stand when it is

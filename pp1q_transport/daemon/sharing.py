@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from .. import wire
 from ..counters import Counters
 from ..engine import Engine, EngineConfig, terms_ahead
 from ..errors import LocalMisuse, PeerFault, Reason
@@ -76,10 +77,12 @@ class OwnShare:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way, or waits to be sent."""
+        """Whether something is under way, or waits to be sent or for the target's own STEP."""
         session = self.session
         if session is None:
             return False
+        if any(session.grants[slot].generation < followed.generation for slot, followed in self._followed.items()):
+            return True
         return not session.outbox.empty() or any(grant.state == DRAFTING for grant in session.grants)
 
     def serve(self) -> int:
@@ -96,11 +99,20 @@ class OwnShare:
                     self._fail(own, reason)
                     continue
                 followed = self._followed.get(own.slot)
-                reason_against = None if followed is None else self._meet(followed, own)
+                reason_against = None if followed is None else self._meet_late(followed, own)
                 if followed is not None and reason_against is not None:
                     self.on_refused(followed, followed.generation, reason_against)
             self.engine.flush()
         return moved
+
+    def _meet_late(self, followed: Grant, own: Grant) -> Reason | None:
+        """`_meet` where nobody can be told that a row which waited is none: whoever put it has no record under way."""
+        try:
+            return self._meet(followed, own)
+        except LocalMisuse:
+            self.counters.refuse(Reason.LENGTH_BOUNDS)
+            self._fail(own, Reason.CANCELLED)
+            return Reason.CANCELLED
 
     # ---- rank 0's word ------------------------------------------------------------------------------------------
 
@@ -190,7 +202,10 @@ class OwnShare:
             raise LocalMisuse(f"position {position} has no token yet")
         if shard_mass + mass_before > MASS:
             raise LocalMisuse(f"masses {shard_mass} behind {mass_before} exceed 2^24")
+        self._judge_payload(followed, session.terms, entries, length)
         own = session.grants[grant.slot]
+        if own.generation > followed.generation:
+            return  # the target gave it up: rank 0's word of that is on its way
         here = own.generation == followed.generation
         if here and own.state not in (DRAFTING, SENT):
             return
@@ -203,6 +218,15 @@ class OwnShare:
         reason = self._meet(followed, own)
         if reason is not None:
             self.on_refused(followed, followed.generation, reason)
+
+    @staticmethod
+    def _judge_payload(followed: Grant, terms: SessionTerms, entries: int, length: int) -> None:
+        """As the session judges it: a row may wait for the target's own STEP, and is this process's fault only now."""
+        if followed.representation == wire.DENSE:
+            if (entries, length) != (terms.shard_entries, terms.dense_row_bytes):
+                raise LocalMisuse(f"a dense row is {terms.shard_entries} entries in {terms.dense_row_bytes} bytes")
+        elif entries > followed.support or length != entries * 8:
+            raise LocalMisuse(f"a sparse row is 0..{followed.support} entries of 8 bytes")
 
     def _send(self, own: Grant, row: _Row) -> None:
         session = self.session

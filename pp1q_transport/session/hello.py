@@ -364,16 +364,32 @@ def _ranks_fit(ours: Hello, theirs: Hello) -> bool:
 
 
 def _rank_fits(hello: Hello) -> bool:
+    return hello.rank in _ranks(hello)
+
+
+def _ranks(hello: Hello) -> range:
+    """The ranks that a side of this role may have in a group of this size."""
     if hello.role.seats_ranks:
-        return hello.rank == 0
-    return (1 if hello.role.sits_with_rank_0 else 0) <= hello.rank < hello.group_size
+        return range(1)
+    return range(1 if hello.role.sits_with_rank_0 else 0, hello.group_size)
+
+
+def _ranks_wanted(hello: Hello) -> int | str:
+    """`_ranks`, in words where there are several: what a refusal says is wanted, where our own rank tells nothing of it."""
+    ranks = _ranks(hello)
+    if not ranks:
+        return f"none in a group of {hello.group_size}"
+    return ranks[0] if len(ranks) == 1 else f"{ranks[0]}..{ranks[-1]}"
 
 
 def check(ours: Hello, theirs: Hello) -> None:
     """Compares every field by its rule; raises `Refused(reason, field, ours, theirs)` for the first that fails."""
     for name, reason, rule in FIELDS:
         if not _holds(rule, name, ours, theirs):
-            raise Refused(reason, name, getattr(ours, name), getattr(theirs, name))
+            wanted: object = getattr(ours, name)
+            if rule is Rule.RANK and not _rank_fits(theirs):
+                wanted = _ranks_wanted(theirs)
+            raise Refused(reason, name, wanted, getattr(theirs, name))
 
 
 _ADOPTED: Final = (

@@ -89,8 +89,9 @@ class Follower:
                 if token != due:
                     raise PeerFault(Reason.DRAW_MISMATCH, f"token {token} was told for position {position}, where {due} is due")
                 told.append(token)
-                if self.peer.splits_vocabulary:
-                    self._put(step, position, ids, counts)
+                if self.peer.splits_vocabulary and not self._put(step, position, ids, counts):
+                    step.token(position)  # which says why
+                    return False
         except ProposalDiscarded as discarded:
             self.discarded.append(discarded.reason)
             return False
@@ -110,10 +111,10 @@ class Follower:
 
     def _put(
         self, step: PeerStep, position: int, ids: npt.NDArray[np.int32] | None, counts: npt.NDArray[np.uint32]
-    ) -> None:
+    ) -> bool:
         first, end = self.peer.first_id, self.peer.end_id
         if ids is not None:
             first, end = (int(edge) for edge in np.searchsorted(ids, (first, end)))
         before = int(counts[:first].sum(dtype=np.uint64))
         own_ids = None if ids is None else np.ascontiguousarray(ids[first:end])
-        step.put(position, counts=np.ascontiguousarray(counts[first:end]), mass_before=before, ids=own_ids)
+        return step.put(position, counts=np.ascontiguousarray(counts[first:end]), mass_before=before, ids=own_ids)

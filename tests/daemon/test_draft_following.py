@@ -185,7 +185,11 @@ def test_long_histories_of_many_requests_are_opened_little_by_little(world: Worl
     assert world.ranks.links[0].engine.ended == 0
 
 
-@pytest.mark.parametrize("body", ({"ready": 1}, {"ready": True, "more": 1}, {}, {"rady": True}), ids=str)
+@pytest.mark.parametrize(
+    "body",
+    ({"ready": 1}, {"ready": True, "more": 1}, {}, {"rady": True}, {"busy": True}, {"ready": True, "busy": 1}),
+    ids=str,
+)
 def test_a_report_that_is_none_costs_the_link(world: World, body: dict[str, object]) -> None:
     world.follow("a", "b")
     world.ready()
@@ -193,6 +197,74 @@ def test_a_report_that_is_none_costs_the_link(world: World, body: dict[str, obje
     world.until(lambda: world.ranks.links[0].engine.ended == 1, "the end")
     assert world.counters.of(R.MALFORMED) == 1
     assert world.ranks.links[1].engine.ended == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    (
+        {}, {"draining": 1}, {"ready": True}, {"draining": [], "more": 1}, {"draining": [[2, 1]]}, {"draining": [[-1, 1]]},
+        {"draining": [[0]]}, {"draining": [[0, True]]}, {"draining": [0]}, {"draining": [[0, 1]] * 513},
+    ),
+    ids=lambda body: str(body)[:40],
+)  # fmt: skip
+def test_a_report_of_rank_0_that_is_none_costs_the_link(world: World, body: dict[str, object]) -> None:
+    world.follow("a", "b")
+    world.ready()
+    world.ranks.links[0].engine.send_control("report", body)
+    world.until(lambda: world.followers[0].engine.ended == 1, "the end")
+    assert world.followers[0].counters.of(R.MALFORMED) == 1
+    assert world.followers[1].engine.ended == 0
+
+
+def test_a_drain_waits_for_a_rank_until_it_is_through_with_all_that_it_was_told_of(world: World) -> None:
+    world.follow("a", "b")
+    world.ready()
+    assert not world.ranks.busy
+    grants = [world.grant(world.open(1, [5]).request), world.grant(world.open(1, [5], 1).request, 1)]
+    for target, grant in enumerate(grants):
+        assert world.ranks.targets[target].step(grant)
+    world.ranks.drain()
+    first, second = world.ranks.links
+    assert first.busy
+    assert second.busy, "it has not answered yet"
+    for index in range(grants[0].depth):
+        world.ranks.targets[0].token(grants[0], grants[0].anchor + 1 + index, 3)
+    world.until(lambda: not first.busy, "the rank that has all tokens")
+    assert second.busy
+    world.ranks.targets[1].refused(0, 1, R.CANCELLED)
+    world.until(lambda: not second.busy, "the other one")
+    assert not world.ranks.busy
+
+
+def test_a_rank_says_that_it_is_busy_until_it_has_heard_of_every_step(world: World) -> None:
+    world.follow("a", "b")
+    world.ready()
+    link, follower = world.ranks.links[0], world.followers[0]
+    promised = Grant(1, 3)
+    promised.generation = 4
+    link.drain([promised])
+    world.until(lambda: follower._said.get("busy"), "its word")
+    for _ in range(20):
+        world.turn()
+    assert link.busy, "the control plane may be faster than the STEP"
+    assert follower.session is not None
+    follower.session.grants[1].generation = 4
+    world.until(lambda: not link.busy, "its next word")
+    link.drain([promised])
+    follower.close()
+    world.until(lambda: link.session is None, "the end of the link")
+    assert not link.busy, "there is nobody to wait for"
+    world.followers.remove(follower)
+
+
+def test_the_port_of_rank_0_asks_the_ranks_and_waits_for_them() -> None:
+    asked: list[str] = []
+    port = DraftPort([], Counters())
+    port.ranks = SimpleNamespace(busy=True, drain=lambda: asked.append("drain"))  # type: ignore[assignment]
+    port.drain(1000, 0)
+    assert (asked, port.busy) == (["drain"], True)
+    port.ranks.busy = False  # type: ignore[misc, union-attr]
+    assert not port.busy
 
 
 def test_a_refusal_ends_the_proposal_of_that_generation_alone(world: World) -> None:

@@ -185,9 +185,26 @@ def test_what_no_honest_process_puts(world: World, there: bool) -> None:
         world.put(grant, -1)
     with pytest.raises(LocalMisuse, match="exceed 2"):
         world.share.put(grant, TOKENS, 11, 1, 8, 1 << 24, 1)
-    if there:
+    for entries, length in ((9, 72), (1, 16), (3, 999)):
         with pytest.raises(LocalMisuse, match="sparse row"):
-            world.share.put(grant, TOKENS, 11, 9, 72, 1000, 500)
+            world.share.put(grant, TOKENS, 11, entries, length, 1000, 500)
+
+
+@pytest.mark.parametrize(("entries", "length"), ((63, 256), (64, 999), (8, 64)))
+def test_a_dense_row_of_another_size_is_refused_before_the_targets_step_came(world: World, entries: int, length: int) -> None:
+    grant, _reason = world.word(representation=wire.DENSE)
+    with pytest.raises(LocalMisuse, match="dense row is 64 entries"):
+        world.share.put(grant, TOKENS, 11, entries, length, 1000, 500)
+    world.share.put(grant, TOKENS, 11, 64, world.session.terms.dense_row_bytes, 1000, 500)
+    world.own_step(representation=wire.DENSE)
+    assert world.session.rows == 1
+
+
+def test_a_row_that_turns_out_to_be_none_ends_its_proposal_and_not_the_daemon(world: World) -> None:
+    grant, _reason = world.word()
+    world.share.put(grant, [200], 11, 1, 8, 1000, 500)  # a token outside the vocabulary, as nobody can say: the session judges it
+    own = world.own_step()
+    assert (own.state, world.refused, world.share.counters.of(R.LENGTH_BOUNDS)) == (DEAD, [(1, R.CANCELLED)], 1)
 
 
 def test_a_row_of_a_generation_that_moved_on_is_dropped(world: World) -> None:
@@ -196,3 +213,23 @@ def test_a_row_of_a_generation_that_moved_on_is_dropped(world: World) -> None:
     world.put(old, 0)
     world.own_step(2)
     assert world.session.rows == 0
+
+
+def test_a_row_of_a_step_that_the_target_gave_up_is_dropped_before_rank_0_says_so(world: World) -> None:
+    world.own_step(1)
+    grant, _reason = world.word(1)
+    world.put(grant, 0)
+    own = world.own_step(2)
+    world.put(grant, 1, 2)
+    grant, reason = world.word(2)
+    world.put(grant, 0, 1, 2)
+    assert (reason, own.state, world.session.rows) == (None, SENT, 4)
+
+
+def test_busy_from_rank_0s_word_until_the_last_row_went_out(world: World) -> None:
+    assert not world.share.busy
+    grant, _reason = world.word()
+    assert world.share.busy, "the target's own STEP is still to come"
+    world.put(grant, 0, 1)
+    own = world.own_step()
+    assert (own.state, world.share.busy) == (DRAFTING, True)
