@@ -199,3 +199,22 @@ def test_many_slots_voided_in_one_look_are_no_overload(mode: str) -> None:
     assert all(rank.link.ended == {} for rank in world.ranks)
     assert world.ranks[1].group_link.ended == {}
     assert world.group.open
+
+
+def test_a_refused_round_of_an_epoch_that_we_left_is_no_round_of_the_next() -> None:
+    """Rank 0's word on it crosses our LEAVE, and may be read in one look with the opening of the next epoch."""
+    world = OwnWorld(2)
+    group = world.ranks[1].group
+    world.group.refuse_step(1, 0, 4, Reason.CANCELLED)
+    world.run()
+    assert group.refusals == [(1, 0, 4, Reason.CANCELLED)]
+    group.refusals.clear()
+    epoch = group.member.epoch
+    group.leave(Reason.PEER_LOST)
+    world.group.refuse_step(1, 0, 5, Reason.CANCELLED)
+    world.run()
+    assert (group.member.epoch, group.open) == (epoch + 1, True)
+    assert group.refusals == []
+    world.group.refuse_step(1, 0, 6, Reason.CANCELLED)
+    world.run()
+    assert group.refusals == [(1, 0, 6, Reason.CANCELLED)]
