@@ -26,6 +26,7 @@ BACKOFF_FIRST_NS: Final = 20_000_000
 BACKOFF_MOST_NS: Final = 1_000_000_000  # after a refusal
 ABSENT_MOST_NS: Final = 100_000_000  # while nobody listens: a look costs some microseconds of this host and disturbs nobody
 LOOK_AT_MOST_NS: Final = 50_000_000
+END_LOOK_NS: Final = 1_000_000  # polls between two looks at the socket cost no system call
 SEND_AT_MOST_NS: Final = 2_000_000_000
 FULL_PAUSE_NS: Final = 200_000
 ATTACH_TIMEOUT_S: Final = 2.0
@@ -50,6 +51,7 @@ class AttachedSide(ABC):
         self._random = random.Random(backoff_seed)
         self._backoff_ns = BACKOFF_FIRST_NS
         self._retry_ns = 0
+        self._look_ns = 0  # when `poll` next asks whether the daemon is there still
         self._asked_for = 0  # the last ping, and the last one that was answered
         self._answered = 0
         self._closed = False
@@ -138,15 +140,20 @@ class AttachedSide(ABC):
     # ---- records ------------------------------------------------------------------------------------------------
 
     def poll(self) -> int:
-        """Takes what the daemon has to say, without waiting. Returns how many records that were."""
+        """Takes what the daemon has to say, without waiting; notices when it is gone. Returns how many records that were."""
         if self._attachment is None:
             self._rejoin()
             if self._attachment is None:
                 return 0
-        channel = self._attachment.channel
+        taken = self._take()
+        if taken == 0 and monotonic_ns() >= self._look_ns:
+            taken = self._look_for_end()
+        return taken
+
+    def _take(self) -> int:
         taken = 0
         try:
-            while (record := channel.receive()) is not None:
+            while self._attachment is not None and (record := self._attachment.channel.receive()) is not None:
                 taken += 1
                 kind, view = record
                 fields, payload = m.unpack(kind, view, self.hears)
@@ -156,11 +163,20 @@ class AttachedSide(ABC):
                     self._answered = fields[0]
                 elif kind != m.BYE:
                     self._record(kind, fields, payload)
-                if self._attachment is None:
-                    return taken
         except PeerFault as fault:
             self.log.warning("daemon_broke_rules", reason=fault.reason.value, detail=fault.detail)
             self._lose(fault.reason)
+        return taken
+
+    def _look_for_end(self) -> int:
+        """Leaves a daemon that is gone. Returns how many records it had left."""
+        attachment = self._attachment
+        self._look_ns = monotonic_ns() + END_LOOK_NS
+        if attachment is None or not attachment.gone():
+            return 0
+        taken = self._take()  # what it said before it went
+        if self._attachment is attachment:
+            self._lose(Reason.PEER_LOST)
         return taken
 
     def wait(self, timeout_ns: int = LOOK_AT_MOST_NS) -> None:
@@ -172,9 +188,8 @@ class AttachedSide(ABC):
             return
         if timeout_ns > 0:
             attachment.channel.wait(self.idle, min(timeout_ns, LOOK_AT_MOST_NS), attachment.sock.fileno())
-        if self.poll() == 0 and self._attachment is attachment and attachment.gone():
-            self.poll()  # what it said before it went
-            self._lose(Reason.PEER_LOST)
+        if self.poll() == 0 and self._attachment is attachment:
+            self._look_for_end()
 
     def serve(self, until_ns: int) -> None:
         """One pass: what the daemon said, or a wait for it until `until_ns` (monotonic ns) at most."""
@@ -258,9 +273,8 @@ class AttachedSide(ABC):
         if attachment is None:
             return
         attachment.channel.after_sleep(attachment.channel.fileno() in ready)
-        if attachment.sock.fileno() in ready and attachment.gone():
-            self.poll()  # what it said before it went
-            self._lose(Reason.PEER_LOST)
+        if attachment.sock.fileno() in ready:
+            self._look_for_end()
 
     def look_within_ns(self) -> int:
         """How long the owner may sleep at most, in ns."""

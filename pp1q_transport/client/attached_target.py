@@ -190,6 +190,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
             return
         ticket.request.generation = max(ticket.request.generation, generation)
         if self.rank:
+            if anchor != ticket.request.anchor:
+                self._disagree(ticket, anchor)
+                return
             self._as_rank_0_counts(ticket, round_number, generation)
         ticket.facts = ProposalFacts(
             session=self._session,
@@ -210,6 +213,14 @@ class AttachedReceiver(AttachedSide, TargetSide):
         begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
         proposal = Proposal(self, ticket.request, ticket.facts)
         ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
+
+    def _disagree(self, ticket: RecordTicket, anchor: int) -> None:
+        """Rank 0 has other committed tokens than we, or we count its rounds differently: this rank leaves, which ends the epoch,
+        and all agree anew. Rounds alone say nothing: rank 0's are adopted, whatever ours were."""
+        request, ours = ticket.request.request, ticket.request.anchor
+        self.log.error("rank_disagree", reason=Reason.RANK_DISAGREE.value, request=request, anchor=anchor, ours=ours)
+        ticket.reason = Reason.RANK_DISAGREE
+        self._lose(Reason.RANK_DISAGREE)
 
     def poll(self) -> int:
         """See `AttachedSide.poll`."""

@@ -329,10 +329,12 @@ class MemberPort(ClientPort):
         if waiting is not None:
             self._deliver(request, waiting[0], outcome)
             return
-        early = self._early.setdefault(request, deque())
-        if self.attached is None:
+        if self.attached is None or not self.rank.member.open:
+            # Of an epoch that is over, and crossed our leaving it: kept, the next epoch's first STEP would meet it, and every
+            # later one another round than rank 0's.
             self._give(outcome)
             return
+        early = self._early.setdefault(request, deque())
         early.append(outcome)
         if len(early) > EARLY_MOST or len(self._early) > REQUESTS_MOST:
             # One outcome left out, and every later one would meet another round than rank 0's: this rank begins anew.

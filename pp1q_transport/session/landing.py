@@ -165,9 +165,13 @@ class LandingSession(SessionMachine):
             self.fenced(slot.index, False)
         self.fences.clear()
 
+    def fences_due(self) -> int:
+        """How many slots the owner fences as soon as this look is over."""
+        return len(self.fences)
+
     def bound_quarantine(self) -> None:
         """Past the bound of slots that nobody confirms, the session ends (`overload`)."""
-        if self.table.unconfirmed() > self.quarantine_bound and len(self.fences) < self.table.unconfirmed():
+        if self.table.unconfirmed() > self.quarantine_bound and self.fences_due() < self.table.unconfirmed():
             self.broken = _OVERLOAD
 
     # ---- rows ---------------------------------------------------------------------------------------------------

@@ -222,7 +222,8 @@ class MemberSession(LandingSession):
         if not 1 <= header.status <= len(Reason):
             return -_RESERVED_BITS
         if header.subject == wire.STEP:
-            self.refusals.append((header.request, header.request_generation, header.round, Reason.from_code(header.status)))
+            if self.member.open:  # else it is of an epoch that is over: no STEP of ours waits for it, nor is to meet it later
+                self.refusals.append((header.request, header.request_generation, header.round, Reason.from_code(header.status)))
             return 0
         self.counters.add("peer_status")
         self.peer_status = header.status

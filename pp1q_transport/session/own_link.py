@@ -252,6 +252,10 @@ class OwnMemberSession(MemberSession):
         else:
             super().invalidate(slot, code)
 
+    def fences_due(self) -> int:
+        """See `LandingSession.fences_due`: those that the leader's link has been asked for as well."""
+        return len(self.fences) + (len(self.joint.leader.fences) if self.joint.leader is not None else 0)
+
     # ---- what rank 0 says ---------------------------------------------------------------------------------------
 
     def accept(self, header: Header, landing: Landing, now_ns: int) -> int:

@@ -184,3 +184,37 @@ def test_one_decision_under_faults(seed: int, size: int, mode: str) -> None:
     storm.play(ROUNDS)
     assert storm.ready > ROUNDS // 5
     assert storm.void > ROUNDS // 10
+
+
+@pytest.mark.parametrize("mode", (VOCABULARY, REQUEST_OWNER))
+def test_many_slots_voided_in_one_look_are_no_overload(mode: str) -> None:
+    """Rank 0 voids what was under way, all at once (a leader that went away, a budget): every rank fences it at once."""
+    world = OwnWorld(2, mode, slots=6)
+    for request in range(1, 7):
+        world.open(request, owner=1)
+    flights = [world.step(request, budget_us=50) for request in range(1, 7)]
+    assert all(world.slot(flight, 1).state in st.LIVE for flight in flights)
+    world.at(100_000)
+    assert [world.fates(flight) for flight in flights] == [[Reason.TIMEOUT] * 2] * 6
+    assert all(rank.link.ended == {} for rank in world.ranks)
+    assert world.ranks[1].group_link.ended == {}
+    assert world.group.open
+
+
+def test_a_refused_round_of_an_epoch_that_we_left_is_no_round_of_the_next() -> None:
+    """Rank 0's word on it crosses our LEAVE, and may be read in one look with the opening of the next epoch."""
+    world = OwnWorld(2)
+    group = world.ranks[1].group
+    world.group.refuse_step(1, 0, 4, Reason.CANCELLED)
+    world.run()
+    assert group.refusals == [(1, 0, 4, Reason.CANCELLED)]
+    group.refusals.clear()
+    epoch = group.member.epoch
+    group.leave(Reason.PEER_LOST)
+    world.group.refuse_step(1, 0, 5, Reason.CANCELLED)
+    world.run()
+    assert (group.member.epoch, group.open) == (epoch + 1, True)
+    assert group.refusals == []
+    world.group.refuse_step(1, 0, 6, Reason.CANCELLED)
+    world.run()
+    assert group.refusals == [(1, 0, 6, Reason.CANCELLED)]
