@@ -99,3 +99,21 @@ def test_within_an_epoch_what_comes_before_its_step_waits_for_it() -> None:
     port.told.clear()
     port.take(m.STEP, (1, 31, 0, 0, 1.0, 3, 5), memoryview(b""), 0)
     assert port.told == [(m.DISCARDED, 1, 31, Reason.PEER_LOST.code, 5, 3, 0)]
+
+
+def test_a_round_that_rank_0_refused_while_the_ranks_agree_meets_no_step_of_the_epoch_they_open() -> None:
+    """Rank 0's process was stalled when the epoch ended, and stepped before it heard of that: its daemon refuses the STEP and
+    tells every rank, which by then is asked for its state."""
+    port = Port()
+    member = port.rank.member
+    member.link_up(77)
+    port.open_epoch(1)
+    member.announced(2, Phase.ASKING)
+    port.report(0)
+    port.hear(5)
+    member.agree()
+    member.announced(2, Phase.OPEN)
+    port.report(0)
+    port.told.clear()
+    port.take(m.STEP, (1, 31, 0, 0, 1.0, 3, 6), memoryview(b""), 0)
+    assert port.told == []
