@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pp1q_transport.errors import ConfigError, LocalMisuse, PeerFault, Reason
 from pp1q_transport.qualify import stats
-from pp1q_transport.qualify.stats import BaselineRss, CpuTimes, Floors, GoodputMeter, Report, Samples, render_table
+from pp1q_transport.qualify.stats import CpuTimes, Floors, GoodputMeter, Report, Samples, render_table
 
 pytestmark = pytest.mark.timeout(60)
 HEADINGS = ["#bytes", "#iterations", "t_min[usec]", "t_typical[usec]", "t_p50", "t_p99", "t_p99.9", "t_max"]
@@ -128,10 +128,10 @@ baseline = stats.BaselineRss()
 touched = np.full(64 << 20, 7, np.uint8)
 now = stats.rss_MiB()
 assert 60 <= baseline.grown_MiB() <= 80
-assert baseline.baseline_MiB + 60 <= now.now_MiB <= now.peak_MiB
+assert baseline.baseline_MiB + 60 <= now.now_MiB <= now.peak_MiB + 1
 del touched
 assert baseline.grown_MiB() < 20
-assert stats.rss_MiB().peak_MiB >= now.now_MiB
+assert stats.rss_MiB().peak_MiB >= now.now_MiB - 1  # the kernel counts pages in batches
 """
 
 
