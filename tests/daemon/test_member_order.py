@@ -102,13 +102,8 @@ def test_within_an_epoch_what_comes_before_its_step_waits_for_it() -> None:
 
 
 def test_a_round_that_rank_0_refused_while_the_ranks_agree_meets_no_step_of_the_epoch_they_open() -> None:
-<<<<<<< HEAD
     """Rank 0's process was stalled when the epoch ended, and stepped before it heard of that: its daemon refuses the STEP and
     tells every rank, which by then is asked for its state."""
-=======
-    """Rank 0's process was stalled when the epoch ended, and stepped before it heard of that: its daemon refuses the STEP and
-    tells every rank, which by then is asked for its state."""
->>>>>>> fixpoll
     port = Port()
     member = port.rank.member
     member.link_up(77)
