@@ -64,7 +64,6 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-deploy.sh
 	scripts/check-model.sh
 	scripts/check-wheel.sh
-	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets
