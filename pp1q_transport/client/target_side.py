@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from array import array
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsFloat, SupportsIndex
+from operator import index
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -244,7 +245,11 @@ def check_step(
     """Raises `LocalMisuse` for what the leader would have to refuse."""
     if depth is not None:
         whole("depth", depth, 1, limits.limit("depth"))
-    if not isinstance(temperature, SupportsFloat) or not 0.0 <= float(temperature) <= TEMPERATURE_MOST:
+    try:
+        fits = 0.0 <= temperature <= TEMPERATURE_MOST
+    except TypeError:
+        fits = False
+    if not fits:
         raise LocalMisuse(f"temperature {temperature!r} is outside 0..{TEMPERATURE_MOST:g}")
     if not (dense if support is None else sparse):
         raise LocalMisuse(f"{'dense' if support is None else 'sparse'} q was not negotiated")
@@ -272,7 +277,9 @@ def refuse_unsettled(request: Request, under_way: bool) -> NoReturn:
 
 def whole(name: str, value: int, least: int, most: int) -> None:
     """Raises `LocalMisuse` for a number that is no integer (numpy's are) in `least`..`most`."""
-    if not isinstance(value, SupportsIndex):
-        raise LocalMisuse(f"{name} must be an integer, not {value!r}")
-    if not least <= int(value) <= most:
+    try:
+        number = index(value)
+    except TypeError:
+        raise LocalMisuse(f"{name} must be an integer, not {value!r}") from None
+    if not least <= number <= most:
         raise LocalMisuse(f"{name} {value} is outside {least}..{most}")
