@@ -141,16 +141,15 @@ class AttachedSide(ABC):
 
     def poll(self) -> int:
         """Takes what the daemon has to say, without waiting; notices when it is gone. Returns how many records that were."""
-        if self._attachment is None:
-            self._rejoin()
-            if self._attachment is None:
-                return 0
         taken = self._take()
         if taken == 0 and monotonic_ns() >= self._look_ns:
             taken = self._look_for_end()
         return taken
 
     def _take(self) -> int:
+        """`poll` without the look at the socket, for who looks anyway or is about to sleep on it."""
+        if self._attachment is None:
+            self._rejoin()
         taken = 0
         try:
             while self._attachment is not None and (record := self._attachment.channel.receive()) is not None:
@@ -188,12 +187,12 @@ class AttachedSide(ABC):
             return
         if timeout_ns > 0:
             attachment.channel.wait(self.idle, min(timeout_ns, LOOK_AT_MOST_NS), attachment.sock.fileno())
-        if self.poll() == 0 and self._attachment is attachment:
+        if self._take() == 0 and self._attachment is attachment:
             self._look_for_end()
 
     def serve(self, until_ns: int) -> None:
         """One pass: what the daemon said, or a wait for it until `until_ns` (monotonic ns) at most."""
-        if self.poll() == 0:
+        if self._take() == 0:
             self.wait(until_ns - monotonic_ns())
 
     def send(self, kind: int, *fields: int | float, payload: bytes = b"") -> bool:

@@ -222,9 +222,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
         ticket.reason = Reason.RANK_DISAGREE
         self._lose(Reason.RANK_DISAGREE)
 
-    def poll(self) -> int:
-        """See `AttachedSide.poll`."""
-        taken = super().poll()
+    def _take(self) -> int:
+        """See `AttachedSide._take`. Copies under way are looked at with it."""
+        taken = super()._take()
         if self.copies:
             self.copies.look()
         return taken

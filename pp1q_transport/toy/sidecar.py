@@ -24,6 +24,7 @@ from ..links.rdma_config import options_for
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+PORTS: Final = range(16_384, 32_768)
 START_S: Final = 60.0
 END_S: Final = 10.0
 LOOK_S: Final = 0.02
@@ -94,7 +95,7 @@ class Deployment:
         self._home = tempfile.TemporaryDirectory(prefix="pp1q-")
         self.home = Path(self._home.name)
         self.parts: dict[str, Part] = {}
-        ports = [f"tcp://127.0.0.1:{port}" for port in _free_ports(2 + (shape.ranks if shape.own_links else 1))]
+        ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(2 + (shape.ranks if shape.own_links else 1))]
         self._write_configs(ports[2:], ports[0], ports[1])
         module = [sys.executable, "-m", "pp1q_transport.cli"]
         for name in self._drafts("leader"):
@@ -284,12 +285,19 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
-def _free_ports(count: int) -> list[int]:
-    """Loopback ports that were free a moment ago."""
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody has. From below the range that systems give to outgoing connections, one of which could take
+    a port before its daemon does. Raises `PeerFault(overload)` when there are not so many."""
+    import random
     import socket
 
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in held]
-    for sock in held:
-        sock.close()
-    return ports
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, 64 * count):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise PeerFault(Reason.OVERLOAD, f"no {count} free ports in {PORTS[0]}..{PORTS[-1]}")

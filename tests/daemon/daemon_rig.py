@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from pp1q_transport.client import AttachedLeader, AttachedReceiver, Step, attach
 from pp1q_transport.errors import ProposalDiscarded, Reason
 from pp1q_transport.session.requests import Request
 from pp1q_transport.toy.models import ToyModels
-from pp1q_transport.toy.sidecar import Deployment, Shape
+from pp1q_transport.toy.sidecar import Deployment, Shape, free_ports
 from pp1q_transport.verify import QRow, TargetRow, target_only, verify_chain
 
 PROMPT = (1, 2)
@@ -112,9 +111,8 @@ class Bed(Deployment):
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody has."""
+    return free_ports(1)[0]
 
 
 def two_targets() -> Bed:
