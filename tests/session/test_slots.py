@@ -70,6 +70,21 @@ def test_the_documented_sizes_come_out() -> None:
     assert geometry.rows_bytes == 20_684_800
 
 
+@pytest.mark.parametrize("state", (slots.READY, slots.QUARANTINE), ids=("ready", "overdue"))
+def test_a_slot_is_free_after_its_last_consumer_and_no_earlier(state: int) -> None:
+    table = SlotTable(GEOMETRY)
+    slot = table.take()
+    assert slot is not None
+    slot.state, slot.decided, slot.consumers = state, True, 0b101
+    for repeat in (True, False):
+        assert table.release(slot, slot.generation, 0, 0) is repeat
+        assert (slot.state, slot.consumers) == (state, 0b100), "another consumer reads it still"
+    assert not table.release(slot, slot.generation, 1, 2), "another rank's word"
+    assert not table.release(slot, slot.generation - 1, 0, 2), "another generation's"
+    assert table.release(slot, slot.generation, 0, 2)
+    assert (slot.state, slot.consumers) == (slots.FREE, 0)
+
+
 def test_slots_are_taken_round_robin_and_end_at_the_last_generation() -> None:
     table = SlotTable(GEOMETRY)
     taken = []
