@@ -14,7 +14,7 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; t
 need() { # need COMMAND PACKAGE
   command -v "$1" >/dev/null && return
   command -v apt-get >/dev/null || return
-  as_root apt-get update -qq >/dev/null 2>&1 || true
+  as_root apt-get update -qq >/dev/null 2>&1 || true  # current lists will do all the same
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null 2>&1
 }
 if ! need spin spin || ! { need gcc gcc && need gcc libc6-dev; }; then

@@ -19,6 +19,7 @@ from .outgoing import Outgoing
 if TYPE_CHECKING:
     from ..counters import Counters
     from ..local.attach import Attached
+    from ..session.leader import Grant
 
 RECORDS_A_LOOK: Final = 256  # of one client before everybody else is served again
 BYTES_A_LOOK: Final = 1 << 20
@@ -185,3 +186,25 @@ class ClientPort(ABC):
         if self.attached is not None:
             self.attached.close()
             self.attached = self._outgoing = None
+
+
+def step_fields(grant: Grant, target: int) -> tuple[int | float, ...]:
+    """The fields of STEP_FOR_DRAFT."""
+    return (
+        grant.request,
+        grant.seed,
+        grant.target_context,
+        grant.trace_id,
+        grant.received_ns,
+        grant.temperature,
+        target,
+        grant.slot,
+        grant.generation,
+        grant.request_generation,
+        grant.round,
+        grant.anchor,
+        grant.depth,
+        grant.representation,
+        grant.support,
+        grant.budget_us,
+    )

@@ -18,7 +18,7 @@ from ..local import messages as m
 from ..session.draft_peer import DraftPeerSession, Told
 from ..session.leader import DRAFTING, Grant
 from ..session.requests import RequestTable
-from .clients import ClientPort, reason_given
+from .clients import ClientPort, reason_given, step_fields
 from .drafting import BUSY, DRAINING, READY, TOLD_AT_MOST
 
 if TYPE_CHECKING:
@@ -300,25 +300,3 @@ class FollowPort(ClientPort):
 def _names_step(named: object, slots: int) -> bool:
     """Whether a part of rank 0's report is [slot, slot_generation] of a session with so many slots."""
     return isinstance(named, list) and len(named) == 2 and all(type(one) is int for one in named) and 0 <= named[0] < slots
-
-
-def step_fields(grant: Grant, target: int) -> tuple[int | float, ...]:
-    """The fields of STEP_FOR_DRAFT."""
-    return (
-        grant.request,
-        grant.seed,
-        grant.target_context,
-        grant.trace_id,
-        grant.received_ns,
-        grant.temperature,
-        target,
-        grant.slot,
-        grant.generation,
-        grant.request_generation,
-        grant.round,
-        grant.anchor,
-        grant.depth,
-        grant.representation,
-        grant.support,
-        grant.budget_us,
-    )

@@ -14,7 +14,7 @@ from ..client.draft import Leader
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..local import messages as m
 from ..session import leader as states
-from .clients import ClientPort, reason_given
+from .clients import ClientPort, reason_given, step_fields
 from .opened import lasting
 
 if TYPE_CHECKING:
@@ -288,25 +288,7 @@ class DraftPort(ClientPort):
         return reason
 
     def _tell_step(self, leader: ServedLeader | ServedGroup, grant: Grant) -> None:
-        self.send(
-            m.STEP_FOR_DRAFT,
-            grant.request,
-            grant.seed,
-            grant.target_context,
-            grant.trace_id,
-            grant.received_ns,
-            grant.temperature,
-            leader.target,
-            grant.slot,
-            grant.generation,
-            grant.request_generation,
-            grant.round,
-            grant.anchor,
-            grant.depth,
-            grant.representation,
-            grant.support,
-            grant.budget_us,
-        )
+        self.send(m.STEP_FOR_DRAFT, *step_fields(grant, leader.target))
 
     # ---- what the loop asks -------------------------------------------------------------------------------------
 

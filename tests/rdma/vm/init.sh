@@ -11,25 +11,25 @@ share results /results cache=none,access=any
 results=$($b cat /results/place)
 
 share host /host ro,cache=loose
-$b mkdir -p /layer /root
+$b mkdir -p /layer /whole
 $b mount -t tmpfs layer /layer
 $b mkdir /layer/upper /layer/work
-$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root || echo "no overlay"
-for kind in proc sys dev; do $b mkdir -p "/root/$kind" && $b mount --move "/$kind" "/root/$kind"; done
-for place in run dev/shm; do $b mkdir -p "/root/$place" && $b mount -t tmpfs -o mode=1777 memory "/root/$place"; done
-$b mkdir -p /root/dev/pts && $b mount -t devpts devpts /root/dev/pts
-$b mkdir -p "/root$results" && $b mount --bind /results "/root$results"
+$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work whole /whole || echo "no overlay"
+for kind in proc sys dev; do $b mkdir -p "/whole/$kind" && $b mount --move "/$kind" "/whole/$kind"; done
+for place in run dev/shm; do $b mkdir -p "/whole/$place" && $b mount -t tmpfs -o mode=1777 memory "/whole/$place"; done
+$b mkdir -p /whole/dev/pts && $b mount -t devpts devpts /whole/dev/pts
+$b mkdir -p "/whole$results" && $b mount --bind /results "/whole$results"
 share kernel /kernel ro,cache=loose
-$b mkdir -p /root/usr/lib/modules && $b mount --bind /kernel/lib/modules /root/usr/lib/modules
+$b mkdir -p /whole/usr/lib/modules && $b mount --bind /kernel/lib/modules /whole/usr/lib/modules
 # The kernel asks for modules by a program in this first root.
-printf '#!/bin/busybox sh\nexec /bin/busybox chroot /root /sbin/modprobe "$@"\n' >/sbin/modprobe
+printf '#!/bin/busybox sh\nexec /bin/busybox chroot /whole /sbin/modprobe "$@"\n' >/sbin/modprobe
 $b chmod 0755 /sbin/modprobe
 $b ip link set lo up
 $b hostname rdma-lanes
 
 # Output goes to a console of its own, so that the kernel's messages stay apart from it.
-$b stty -F /root/dev/hvc0 raw -echo -opost
-$b setsid $b chroot /root /bin/bash "$results/command" </root/dev/hvc0 >/root/dev/hvc0 2>&1
+$b stty -F /whole/dev/hvc0 raw -echo -opost
+$b setsid $b chroot /whole /bin/bash "$results/command" </whole/dev/hvc0 >/whole/dev/hvc0 2>&1
 echo $? >/results/status
 $b sync
 $b usleep 100000 # what is in the console's ring gets out
