@@ -19,6 +19,7 @@ from ..session.requests import Request, RequestTable
 from ..staging import SlotViews
 from .attached import AttachedSide
 from .draft_side import DraftSide, Staging, Step
+from .events import fill_grant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,10 +142,7 @@ class AttachedLeader(AttachedSide, DraftSide):
     def _step(self, fields: tuple[int, ...]) -> None:
         target = self._targets[fields[6]]
         grant = target.grants[fields[7]]
-        grant.request, grant.seed, grant.target_context, grant.trace_id, grant.received_ns = fields[:5]
-        grant.temperature = fields[5]
-        grant.generation, grant.request_generation, grant.round, grant.anchor, grant.depth = fields[8:13]
-        grant.representation, grant.support, grant.budget_us = fields[13:16]
+        fill_grant(grant, fields)
         grant.rows = 0
         grant.state = DRAFTING
         target.queue.append((grant, grant.generation))

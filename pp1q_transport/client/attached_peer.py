@@ -24,7 +24,7 @@ from ..staging import SlotViews
 from . import rows
 from .attached import AttachedSide
 from .draft_side import Step
-from .events import Events
+from .events import Events, fill_grant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,10 +224,7 @@ class AttachedDraftPeer(AttachedSide, Events):
         if request is None:
             return
         grant = Grant(fields[7], 0)
-        grant.request, grant.seed, grant.target_context, grant.trace_id, grant.received_ns = fields[:5]
-        grant.temperature = fields[5]
-        grant.generation, grant.request_generation, grant.round, grant.anchor, grant.depth = fields[8:13]
-        grant.representation, grant.support, grant.budget_us = fields[13:16]
+        fill_grant(grant, fields)
         grant.state = DRAFTING
         before = target.followed.get(grant.slot)
         if before is not None:

@@ -1,4 +1,4 @@
-"""What a draft hears of its targets' requests: OPEN, COMMIT, RESET and CLOSE, as callbacks.
+"""What a draft hears of its targets: OPEN, COMMIT, RESET and CLOSE of their requests as callbacks, and their STEPs' records.
 
 Between the records or frames that a side takes and the draft model's own state of each request. Holds no request. SPEC section 9.
 """
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..errors import Reason
+    from ..session.leader import Grant
 
 
 class Events:
@@ -55,3 +56,11 @@ class Events:
         else:
             for closed in self._on_close:
                 closed(request)
+
+
+def fill_grant(grant: Grant, fields: tuple[int, ...]) -> None:
+    """What a daemon's STEP_FOR_DRAFT record says of a grant; its target and slot are the caller's affair."""
+    grant.request, grant.seed, grant.target_context, grant.trace_id, grant.received_ns = fields[:5]
+    grant.temperature = fields[5]
+    grant.generation, grant.request_generation, grant.round, grant.anchor, grant.depth = fields[8:13]
+    grant.representation, grant.support, grant.budget_us = fields[13:16]
