@@ -179,11 +179,17 @@ class OwnMemberPort(MemberPort):
     # ---- grants that meet their STEP ----------------------------------------------------------------------------
 
     def report(self, now_ns: int) -> None:
-        """See `ClientPort.report`. What became of earlier rounds is told first: a STEP asks for the one after them."""
+        """See `ClientPort.report`."""
         super().report(now_ns)
+        while self._ask():
+            super().report(now_ns)
+
+    def _ask(self) -> bool:
+        """Whether grants met the STEPs that asked for them. A STEP that waits asks for the round after those of which its process
+        was told what became of them, so all that came in must be told before: sending takes in more."""
         group = self.own_rank.joint.group
         if group is None or not group.pending:
-            return
+            return False
         void = [slot for request, slot in group.pending.items() if self.owes(request)]
         for slot in void:
             group.refuse_granted(slot, Reason.CANCELLED)
@@ -192,6 +198,7 @@ class OwnMemberPort(MemberPort):
             self._meet(group, slot)
         if met or void:
             self.after_records()
+        return bool(met or void)
 
     def _meet(self, group: OwnMemberSession, slot: Slot) -> None:
         own = self.own_rank.own
