@@ -229,3 +229,19 @@ def test_rounds_end_in_rank_0s_order_whether_they_were_granted_or_refused() -> N
     assert port.told == [
         (m.DISCARDED, 1, 31 + number, reason.code, number, int(number == 1), 0) for number, reason in enumerate(reasons)
     ]
+
+
+def test_a_rank_whose_tokens_are_others_than_rank_0s_leaves_the_epoch() -> None:
+    """It can't follow this round nor any later one: all ranks must agree anew."""
+    port = Port()
+    for number in (1, 2):
+        port.open(number)
+        port.step(number, 30 + number, 0)
+    port.known[1].extend([9])  # rank 0 committed one more
+    told = port.turn(port.grant(1, 0, 1, 0), port.grant(2, 1, 2, 0))
+    assert not port.own_rank.member.open
+    assert port.counters.of(Reason.RANK_DISAGREE) == 1
+    port.turn()
+    slots = port.own_rank.table.slots
+    assert [Reason.from_code(slot.reason) for slot in slots[:2]] == [Reason.PEER_LOST] * 2
+    assert {each[2] for each in told if each[0] == m.DISCARDED} == {31, 32}
