@@ -20,7 +20,7 @@ from ..session.shards import GROUP_MODES, REPLICATE, range_of
 from ..staging import SlotViews
 from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
-from .attached_ticket import GRACE_NS, RecordTicket
+from .attached_ticket import GRACE_NS, LOOK_NS, Patience, RecordTicket
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step, refuse_unsettled
 
@@ -58,6 +58,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._agree_from_ns = 0  # ranks that differ are asked again at once: they are not to do nothing else
         self._agree_pause_ns = 0
         self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
+        self._late_ns = 0  # since when a STEP has had no word past its budget
         self._next_ticket = 1
         self._tickets: dict[int, RecordTicket] = {}
         self._held: dict[int, int] = {}  # slot -> the generation this process reads
@@ -124,7 +125,11 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def before_sleep(self) -> tuple[object, ...] | None:
         """See `AttachedSide.before_sleep`."""
         now_ns = monotonic_ns()
-        if self.rank == 0 and any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+        if self.rank or all(ticket.deadline_ns > now_ns for ticket in self._tickets.values()):
+            self._late_ns = 0
+        elif not self._late_ns:
+            self._late_ns = now_ns  # seen for the first time: a pause of our own may be all there is to it (`Patience`)
+        elif now_ns - self._late_ns >= LOOK_NS:
             self.give_up_daemon()
             return None
         return super().before_sleep()
@@ -389,12 +394,11 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def _hear_commit(self, request: Request, round: int) -> None:
         """In a group the daemon knows best whether the epoch still stands: waits for its word."""
-        give_up_ns = monotonic_ns() + GRACE_NS
+        patience = Patience(self, GRACE_NS)
         answer = self._answer
         life = self._life
         while request.request in answer and answer[request.request] is None and self._life == life:
-            self.serve(give_up_ns)
-            if monotonic_ns() >= give_up_ns:
+            if not patience.serve() and answer.get(request.request, self) is None:
                 self.give_up_daemon()
         refused = answer.pop(request.request, None)
         if refused is not None or self._life != life:
