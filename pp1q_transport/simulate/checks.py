@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from .. import wire
 from ..session import slots as st
 from ..session.group_member import Standing
-from .journal import Violation, require
+from .journal import ONE_OUTCOME, Violation, require
 from .models import VOCABULARY
 
 if TYPE_CHECKING:
@@ -31,19 +31,22 @@ ONE_KEY: Final = "no RNG key used twice"
 UNAFFECTED: Final = "committed tokens unaffected"
 ONE_END: Final = "every round ends once"
 EPOCHS: Final = "nothing commits across the end of an epoch"
-RULES: Final = (FENCE, CHECKED, ONE_DECISION, FREE, "one outcome", ONE_KEY, UNAFFECTED, ONE_END, EPOCHS, "honest peers agree")
+HONEST: Final = "honest peers agree"
+NO_ERROR: Final = "no error in the machines"
+RULES: Final = (FENCE, CHECKED, ONE_DECISION, FREE, ONE_OUTCOME, ONE_KEY, UNAFFECTED, ONE_END, EPOCHS, HONEST, NO_ERROR)
 _REMEMBERED: Final = 4096
 
 
 class _Seen:
-    """What was last seen of one slot: its generation, and the fences of its link when that was granted."""
+    """What was last seen of one slot: its generation, and the fences and the key of its link just before that was granted."""
 
-    __slots__ = ("end", "fences", "generation", "key", "void")
+    __slots__ = ("end", "fences", "generation", "key", "last_fences", "void")
 
     def __init__(self) -> None:
         self.generation = 0
         self.end: End | None = None
         self.fences = 0
+        self.last_fences = 0  # when an event was over last: a grant and its death may be one event
         self.key = 0
         self.void = False
 
@@ -99,11 +102,13 @@ class Watcher:
         seen = self._seen.get(rank.name)
         if seen is None:
             seen = self._seen[rank.name] = [_Seen() for _ in rank.table.slots]
+        end = rank.landing_end()
         for known, slot in zip(seen, rank.table.slots, strict=True):
             if slot.generation != known.generation:
                 self._granted(rank, known, slot)
             elif slot.reason and not slot.decided:
                 known.void = True
+            known.last_fences = end.link.fences[slot.index] if end is not None else 0
             if slot.state == st.READY:
                 self._unchanged(rank, slot)
 
@@ -132,11 +137,13 @@ class Watcher:
                 raise Violation(FENCE, f"{rank.name} slot {slot.index}: generation {known.generation} died and was never fenced")
             if memory is not None and known.void and known.end is end and memory.keys[slot.index] == known.key:
                 raise Violation(FENCE, f"{rank.name} slot {slot.index}: the key of generation {known.generation} is good still")
-            known.fences = end.link.fences[slot.index]
-            known.key = memory.keys[slot.index] if memory is not None else 0
+            same = known.end is end
+            known.fences = known.last_fences if same else 0
+            known.key = 1 + known.fences if memory is not None else 0
         known.generation, known.end, known.void = slot.generation, end, False
 
     def _unchanged(self, rank: Rank, slot: Slot) -> None:
+        """What is ready stays as it was."""
         kept = self.ready.get((rank.name, slot.index))
         if kept is not None and kept[0] == slot.generation and kept[1] != rank.bytes_of(slot):
             raise Violation(CHECKED, f"{rank.name} slot {slot.index}: bytes changed after they were ready")
@@ -198,10 +205,11 @@ class Watcher:
         """A member's ready vote goes out."""
         self.votes.setdefault(key, set()).add(rank)
 
-    def commits(self, rank: Rank, key: Key) -> None:
-        """A rank commits what it read."""
+    def commits(self, rank: Rank, slot: Slot, key: Key) -> None:
+        """A rank commits what it reads."""
         target = rank.target
         assert target is not None
+        self._unchanged(rank, slot)
         require(self.decisions.get(key) == 0, ONE_DECISION, f"{rank.name} commits {key[1:]}, which was not decided READY")
         if target.size == 1:
             return

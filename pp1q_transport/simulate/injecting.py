@@ -34,10 +34,10 @@ def inject(world: World, fault: Fault, target: Target, slot: Slot) -> None:
     if fault.kind in ON_A_LANE:
         _arm_lane(target, injection)
     elif fault.kind is FaultKind.STALL:
-        target.stalls[slot.index, slot.generation] = injection
+        target.stalls[target.zero.nonce, slot.index, slot.generation] = injection
         _watch_slot(world, target, slot, injection)
     elif fault.kind is FaultKind.BAD_ROW:
-        target.bad_rows[slot.index, slot.generation] = injection
+        target.bad_rows[target.zero.nonce, slot.index, slot.generation] = injection
         _watch_slot(world, target, slot, injection)
     elif fault.kind in (FaultKind.LATE_FENCE, FaultKind.OVERDUE, FaultKind.UNEQUAL):
         _arm_rank(target, injection)
@@ -65,6 +65,8 @@ def _arm_rank(target: Target, injection: Injection) -> None:
     fault = injection.fault
     ranks = target.ranks
     rank: Rank = ranks[fault.pick % len(ranks)]
+    if fault.kind is FaultKind.UNEQUAL and target.size > 1:
+        rank = ranks[1 + fault.pick % (target.size - 1)]
     if fault.kind is FaultKind.LATE_FENCE:
         rank.late_fences.append(injection)
     elif fault.kind is FaultKind.OVERDUE:
@@ -76,7 +78,9 @@ def _arm_rank(target: Target, injection: Injection) -> None:
 def _late_write(world: World, target: Target, injection: Injection) -> None:
     """Some landing row is written again, with the key that its last honest write had, or the one that is good now."""
     fault, outcomes = injection.fault, world.outcomes
-    ends = [end for rank in target.ranks if (end := rank.landing_end()) is not None and end.link.landing is not None]
+    others = [each for each in world.targets if each is not target]
+    first = next((each for each in (target, *others) if each.one_sided), target)
+    ends = [end for rank in first.ranks if (end := rank.landing_end()) is not None and end.link.landing is not None]
     places = [(end, at) for end in ends for at in sorted(_landing_rows(end))]
     if not places:
         return

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from .faults import Fault
+    from .faults import Fault, FaultKind
 
 HARMLESS: Final = "harmless"
 SUPERSEDED: Final = "superseded"
 NOT_REACHED: Final = "not reached"
+ONE_OUTCOME: Final = "every fault ends in exactly one outcome"
 _LINES_A_HASH: Final = 512
 
 
@@ -91,14 +92,14 @@ class Outcomes:
 
     def begin(self, injection: Injection) -> None:
         """It happens now."""
-        require(not injection.begun, "one outcome", f"{injection.fault} happens twice")
+        require(not injection.begun, ONE_OUTCOME, f"{injection.fault} happens twice")
         injection.begun = True
         self.journal.note(f"injected {injection.fault}")
 
     def end(self, injection: Injection, outcome: str) -> None:
         """Its one outcome: a reason, superseded or harmless."""
         if injection.outcome is not None:
-            raise Violation("one outcome", f"{injection.fault} ends as {injection.outcome} and as {outcome}")
+            raise Violation(ONE_OUTCOME, f"{injection.fault} ends as {injection.outcome} and as {outcome}")
         if not injection.begun:
             self.begin(injection)
         injection.outcome = outcome
@@ -108,11 +109,11 @@ class Outcomes:
         """Whatever ends `key` first ends the fault."""
         self._watched.setdefault(key, []).append(injection)
 
-    def over(self, key: Hashable, outcome: str) -> None:
-        """`key` has ended."""
+    def over(self, key: Hashable, outcome: str, causes: frozenset[FaultKind] | None = None) -> None:
+        """`key` has ended. `causes`: the kinds that this can be the doing of; other faults are superseded by it."""
         for injection in self._watched.pop(key, ()):
             if injection.outcome is None:
-                self.end(injection, outcome)
+                self.end(injection, outcome if causes is None or injection.fault.kind in causes else SUPERSEDED)
 
     def close(self) -> Counter[tuple[str, str]]:
         """The run is over and at rest: what nothing has come of was harmless. Returns counts by (kind, outcome)."""

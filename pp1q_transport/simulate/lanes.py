@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import wire
 from ..errors import PeerFault, Reason
 from ..links.sim import SimLink, SimStream
+from .checks import CHECKED, HONEST
 from .faults import MS, PICKS, US, FaultKind
 from .journal import HARMLESS, SUPERSEDED, Violation
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PATIENCE_NS: Final = (8 * MS, 20 * MS)  # how long a stream that lost something is taken for whole
 _LATEST_DELAY_NS: Final = 8 * MS
+_GAP_NS: Final = 60 * US  # at most, between a row's bytes in landing memory and the word of them
 
 
 class Item:
@@ -232,7 +234,7 @@ class Lanes:
         peer = end.peer
         if peer.link.landing is not None:
             if any(item.place is not None for item in batch):
-                world.after(max(before, due - 5 * US, world.now) - world.now, partial(self._land, peer, batch))
+                world.after(max(before, due - random.randint(0, _GAP_NS), world.now) - world.now, partial(self._land, peer, batch))
         elif random.random() < world.halves and batch[-1].injection is None:
             last = batch.pop()
             if batch:
@@ -291,7 +293,8 @@ class Lanes:
             data = landing.rows[at]
             injection = landing.spoiled.pop(at, injection)
         owner = end.owner
-        self.world.journal.note(f"{self.world.now} {owner.name} {end.name} {item.kind} {item.slot} {item.generation} {len(data)}")
+        name = wire.KIND_NAMES[item.kind]
+        self.world.journal.note(f"{self.world.now} {owner.name} gets {name} slot {item.slot}.{item.generation} by {end.name}")
         before = dict(owner.counters.reasons) if injection is not None else {}
         end.link.incoming.data += data
         code = self._pump(end)
@@ -319,7 +322,7 @@ class Lanes:
             self.world.outcomes.end(injection, reason)
         elif changed:
             name = wire.KIND_NAMES[item.kind]
-            raise Violation("no ready before all checks", f"{end.owner.name} takes a {name} that {injection.fault} has changed")
+            raise Violation(CHECKED, f"{end.owner.name} takes a {name} that {injection.fault} has changed")
         elif injection.fault.kind is FaultKind.DUPLICATE:
             self.world.outcomes.end(injection, HARMLESS)
         else:
@@ -340,7 +343,7 @@ class Lanes:
         self.world.journal.note(f"{self.world.now} {end.owner.name} ends {end.name}: {reason.value}")
         end.owner.counters.refuse(reason)
         if not end.wire.excused and reason is not Reason.OVERLOAD:
-            raise Violation("honest peers agree", f"{end.owner.name} ends {end.name} of an honest peer: {reason.value}")
+            raise Violation(HONEST, f"{end.owner.name} ends {end.name} of an honest peer: {reason.value}")
         self.world.link_over(end.wire, reason.value)
         end.owner.down(end, Reason.LINK_ERROR)
         end.link.close()

@@ -13,6 +13,7 @@ from .._native.kernels import draw_u24
 from ..counters import Counters
 from ..errors import Reason
 from ..session.requests import RequestTable
+from .checks import HONEST
 from .faults import MS, US
 from .journal import Violation
 from .models import VOCABULARY
@@ -91,7 +92,8 @@ class Process:
     def flush(self) -> None:
         """Everything queued goes on its way."""
         for end in list(self.ends.values()):
-            self.world.lanes.send(end)
+            if end.link.outgoing.data or not end.session.outbox.empty():
+                self.world.lanes.send(end)
 
 
 class LeaderParty(Process):
@@ -124,7 +126,7 @@ class LeaderParty(Process):
 
     def _begin(self, end: End, grant: Grant) -> None:
         world, target = self.world, self.world.target_of(end)
-        stall = target.stalls.pop((grant.slot, grant.generation), None)
+        stall = target.stalls.pop((end.session.terms.receiver_nonce, grant.slot, grant.generation), None)
         if stall is not None:
             if stall.outcome is None:
                 world.outcomes.begin(stall)
@@ -144,7 +146,7 @@ class LeaderParty(Process):
         row = world.models.row(chain, grant.representation)
         token = world.models.token(row, u24)
         chain.append(token)
-        bad = target.bad_rows.get((grant.slot, generation))
+        bad = target.bad_rows.get((end.session.terms.receiver_nonce, grant.slot, generation))
         if bad is not None and bad.fault.pick % grant.depth == index and bad.outcome is None:
             world.outcomes.begin(bad)
             row, token, payload = self._spoil(bad, row, token)
@@ -153,7 +155,7 @@ class LeaderParty(Process):
             payload = row.payload
             world.watcher.sent_row(target.number, grant, position, (token, payload))
         if not end.session.put_row(grant, generation, position, token, row.entries, payload, 0, len(payload)):
-            raise Violation("honest peers agree", f"slot {grant.slot} takes no row though its grant is alive")
+            raise Violation(HONEST, f"slot {grant.slot} takes no row though its grant is alive")
         if index + 1 < grant.depth:
             world.after(world.random.randint(0, 200 * US), partial(self._row, end, grant, generation, index + 1))
         self.flush()

@@ -50,8 +50,8 @@ class Target:
         self.asked: dict[Key, tuple[int, int, int, int, int]] = {}
         self.current: tuple[int, int] = (0, 0)  # the epoch that opened last: rank 0's nonce, number
         self.archive: dict[int, Book] = {}  # what the user has seen: for when every target process is gone
-        self.stalls: dict[tuple[int, int], Injection] = {}  # by (slot, generation)
-        self.bad_rows: dict[tuple[int, int], Injection] = {}
+        self.stalls: dict[tuple[int, int, int], Injection] = {}  # by (rank 0's nonce, slot, generation)
+        self.bad_rows: dict[tuple[int, int, int], Injection] = {}
 
     @property
     def ranks(self) -> list[Rank]:
@@ -106,13 +106,13 @@ class Rank(Process):
             if slot.state == st.READY and self.held.get(slot.index) != slot.generation:
                 self._take(slot)
             elif slot.reason:
-                self.world.journal.note(f"{self.world.now} {self.name} void {slot.index} {slot.generation} {slot.reason}")
+                self.world.journal.note(f"{self.world.now} {self.name} slot {slot.index}.{slot.generation} is void: {Reason.from_code(slot.reason).value}")
                 self.world.watcher.voided(self, slot)
                 self.saw_void(slot)
 
     def _take(self, slot: Slot) -> None:
         world, key = self.world, self.key(slot)
-        world.journal.note(f"{world.now} {self.name} ready {slot.index} {slot.generation}")
+        world.journal.note(f"{world.now} {self.name} slot {slot.index}.{slot.generation} is ready")
         world.watcher.became_ready(self, slot, key)
         self.saw_ready(slot)
         self.held[slot.index] = slot.generation
@@ -146,7 +146,7 @@ class Rank(Process):
             self.world.after(100 * US, partial(self.consume, slot, generation, key))
             return
         if self.book is not None and self.may_commit(slot, generation):
-            self.world.watcher.commits(self, key)
+            self.world.watcher.commits(self, slot, key)
             self.commit(slot)
         else:
             self.too_late(slot)
@@ -174,7 +174,7 @@ class Rank(Process):
         if committed != expected:
             what = f"{self.name} request {slot.request} round {round_number}: {committed}, without transport {expected}"
             require(False, UNAFFECTED, what)
-        self.world.journal.note(f"{self.world.now} {self.name} commits {slot.request} {round_number} {committed}")
+        self.world.journal.note(f"{self.world.now} {self.name} commits request {slot.request} round {round_number}: {committed}")
         self.committed(slot, committed)
         book.add(wire.VERIFIED, generation, round_number, slot.depth, committed)
 

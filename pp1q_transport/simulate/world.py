@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import wire
-from ..errors import LocalMisuse, PeerFault, Reason
+from ..errors import Pp1qError, Reason
 from ..session import slots as st
 from ..session.group import Coordinator
 from ..session.group_member import Member
@@ -24,8 +24,8 @@ from ..session.leader import LeaderSession
 from ..session.member import MemberSession
 from ..session.receiver import ReceiverSession
 from ..session.terms import SessionTerms
-from .checks import FREE, ONE_END, UNAFFECTED, Watcher
-from .faults import MS, US
+from .checks import FREE, NO_ERROR, ONE_END, UNAFFECTED, Watcher
+from .faults import MS, US, FaultKind
 from .injecting import inject
 from .journal import Journal, Outcomes, Violation, require
 from .lanes import End, LandingMemory, Lanes, PlayedLink, Wire
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 SLOTS: Final = 4
 POLL_NS: Final = 400 * US
 ROUNDS_IN_PEACE: Final = 4
+_STANDSTILL_NS: Final = 500 * MS
 _PIECES: Final = (0, 0, 0, 97)  # the most that a link takes at once; 0: all there is
 
 
@@ -63,7 +64,7 @@ class Machines:
     zero: type[RankZero] = RankZero
     rank: type[RankN] = RankN
     draw_proof: bool = True
-    generation_step: int = 1  # how far a target that starts again goes beyond the generations it is told of
+    remembers: bool = True  # whether a scheduler keeps tokens and generations for a target process that starts again
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,12 @@ class Report:
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
+# Which faults may be what a link ended of: so lost, for overload, by a refusal.
+_KILLS: Final = frozenset(
+    {FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.CUT, FaultKind.CRASH_LEADER, FaultKind.CRASH_RANK}
+)
+_QUARANTINES: Final = frozenset({FaultKind.LATE_FENCE, FaultKind.OVERDUE})
+_DAMAGES: Final = frozenset({FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.REORDER, FaultKind.DUPLICATE})
 _MODELS: Final = Models()
 
 
@@ -188,7 +195,10 @@ class World:
         number = self.report.rounds
         self._left -= 1
         self.report.rounds += 1
-        self.journal.note(f"{self.now} step {target.number} {slot.request} {slot.request_generation} {slot.round} {slot.index}")
+        self.journal.note(
+            f"{self.now} step {number} of target {target.number}: request {slot.request} generation {slot.request_generation} "
+            f"round {slot.round} depth {slot.depth} in slot {slot.index}.{slot.generation}"
+        )
         for fault in self._faults.get(number, ()):
             inject(self, fault, target, slot)
 
@@ -213,9 +223,11 @@ class World:
 
     def link_over(self, wire_: Wire, outcome: str) -> None:
         """The first word of a link's end."""
-        if not wire_.over:
-            wire_.over = True
-            self.outcomes.over(("link", wire_.number), outcome)
+        if wire_.over:
+            return
+        wire_.over = True
+        causes = _KILLS if outcome == Reason.PEER_LOST.value else _QUARANTINES if outcome == Reason.OVERLOAD.value else _DAMAGES
+        self.outcomes.over(("link", wire_.number), outcome, causes)
 
     def target_of(self, end: End) -> Target:
         """The target that a link of the leader's leads to."""
@@ -279,17 +291,19 @@ class World:
         """All of it. Raises `Violation`."""
         try:
             self._play(self.setup.rounds)
-        except (PeerFault, LocalMisuse, AssertionError) as error:
-            if isinstance(error, Violation):
-                raise
-            raise Violation("honest peers agree", f"{type(error).__name__}: {error}") from error
+        except Violation:
+            raise
+        except (Pp1qError, AssertionError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            raise Violation(NO_ERROR, f"{type(error).__name__}: {error}") from error
         return self.report
 
     def _play(self, rounds: int) -> None:
         self._left = rounds
         self._tick()
-        limit = self.now + rounds * 200 * MS + 1000 * MS
-        require(self._run(limit, lambda: self._left <= 0), FREE, f"{self._left} of {rounds} rounds were not reached")
+        while self._left > 0:
+            left = self._left
+            moved = self._run(self.now + _STANDSTILL_NS, partial(self._fewer_than, left))
+            require(moved, FREE, f"a standstill: {left} of {rounds} rounds are left, {self._unrest()}")
         self._faults.clear()
         self.slow = 0.0
         self._run(self.now + 40 * MS, lambda: False)  # faults that are on their way still come
@@ -297,14 +311,17 @@ class World:
             for end in [each for rank in target.ranks for each in rank.ends.values()]:
                 end.armed.clear()
                 end.peer.armed.clear()
-        require(self._run(self.now + 2000 * MS, self._at_rest), FREE, f"no rest: {self._unrest()}")
+        require(self._run(self.now + _STANDSTILL_NS, self._at_rest), FREE, f"no rest: {self._unrest()}")
         self._left = ROUNDS_IN_PEACE
         before = self.report.ends["committed"]
-        require(self._run(self.now + 2000 * MS, lambda: self._left <= 0), FREE, "a target does not open again")
-        require(self._run(self.now + 2000 * MS, self._at_rest), FREE, f"no rest in the end: {self._unrest()}")
+        require(self._run(self.now + _STANDSTILL_NS, lambda: self._left <= 0), FREE, "a target does not open again")
+        require(self._run(self.now + _STANDSTILL_NS, self._at_rest), FREE, f"no rest in the end: {self._unrest()}")
         fresh = self.report.ends["committed"] - before
         require(fresh == ROUNDS_IN_PEACE, FREE, f"{fresh} of {ROUNDS_IN_PEACE} rounds in peace were committed")
         self._close()
+
+    def _fewer_than(self, left: int) -> bool:
+        return self._left < left
 
     def _close(self) -> None:
         for target in self.targets:

@@ -106,6 +106,8 @@ class RankZero(Rank):
         self.world.outcomes.over(("agreement", self.target.number), SUPERSEDED)
 
     def _abandon_rounds(self) -> None:
+        for slot, generation in self.waiting.values():
+            self.world.outcomes.over(("proposal", self.target.number, self.nonce, slot.index, generation), SUPERSEDED)
         self.waiting.clear()
         for request, round_number in list(self.open_rounds):
             self.round_over(request, round_number, Reason.PEER_LOST.value)
@@ -171,6 +173,9 @@ class RankZero(Rank):
                 receiver.close(request)
             self.generations[number] = max(request.generation, self.generations[number])
             self.requests.remove(number)
+        if not self.world.machines.remembers:
+            self.generations.clear()
+            self.target.archive = {number: Book(book.seed, book.representation) for number, book in self.book.items()}
         if receiver is not None:
             self.got(receiver)
         if self.group is not None:
@@ -190,8 +195,7 @@ class RankZero(Rank):
         for number, book in self.book.items():
             if number in self.requests.requests:
                 continue
-            generation = self.generations.get(number, -1) + self.world.machines.generation_step
-            self._open(Request(number, book.seed, book.tokens, generation=max(0, generation)))
+            self._open(Request(number, book.seed, book.tokens, generation=self.generations.get(number, -1) + 1))
         return answer
 
     def _open(self, request: Request) -> None:
