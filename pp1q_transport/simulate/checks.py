@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from ..session.leader import Grant
     from ..session.slots import Slot
     from .lanes import End
+    from .members import RankN
     from .parties import Process
-    from .ranks import Key, Rank, RankN, RankZero, Target
+    from .ranks import Key, Rank, Target
     from .world import World
+    from .zero import RankZero
 
 FENCE: Final = "no reuse before fence"
 CHECKED: Final = "no ready before all checks"

@@ -26,6 +26,7 @@ class FaultKind(str, Enum):
     DUPLICATE = "duplicate"  # a frame comes twice
     REORDER = "reorder"  # a frame comes after the next one
     DELAY = "delay"  # a frame, and all behind it, come milliseconds later
+    STALE = "stale"  # an old frame comes again, of this session or of an earlier one
     TRUNCATE = "truncate"  # the end of a frame is missing; what follows joins it
     FLIP = "flip"  # one bit of a frame is another
     LATE_WRITE = "late-write"  # a peer writes into landing memory with a key it got for an earlier grant
@@ -47,6 +48,7 @@ RATES: Final[dict[FaultKind, float]] = {
     FaultKind.DUPLICATE: 0.008,
     FaultKind.REORDER: 0.008,
     FaultKind.DELAY: 0.008,
+    FaultKind.STALE: 0.006,
     FaultKind.TRUNCATE: 0.005,
     FaultKind.FLIP: 0.012,
     FaultKind.LATE_WRITE: 0.015,
@@ -63,7 +65,15 @@ RATES: Final[dict[FaultKind, float]] = {
 }
 ALL_KINDS: Final = frozenset(FaultKind)
 ON_A_LANE: Final = frozenset(
-    {FaultKind.DROP, FaultKind.DUPLICATE, FaultKind.REORDER, FaultKind.DELAY, FaultKind.TRUNCATE, FaultKind.FLIP}
+    {
+        FaultKind.DROP,
+        FaultKind.DUPLICATE,
+        FaultKind.REORDER,
+        FaultKind.DELAY,
+        FaultKind.STALE,
+        FaultKind.TRUNCATE,
+        FaultKind.FLIP,
+    }
 )
 PICKS: Final = 1 << 30
 
@@ -81,7 +91,8 @@ class Fault:
     delay_ns: int
 
     def __str__(self) -> str:
-        return f"fault {self.number}: {self.kind.value} at round {self.round}, pick {self.pick}, place {self.place}, after {self.delay_ns} ns"
+        where = f"pick {self.pick}, place {self.place}, after {self.delay_ns} ns"
+        return f"fault {self.number}: {self.kind.value} at round {self.round}, {where}"
 
 
 def parse_kinds(text: str) -> frozenset[FaultKind]:

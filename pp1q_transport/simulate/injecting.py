@@ -84,16 +84,15 @@ def _late_write(world: World, target: Target, injection: Injection) -> None:
     places = [(end, at) for end in ends for at in sorted(_landing_rows(end))]
     if not places:
         return
-    outcomes.begin(injection)
     end, at = places[fault.pick % len(places)]
     landing = end.link.landing
     assert landing is not None
-    old = landing.rows[at]
+    if fault.pick & 64:
+        landing.ambushes.append(injection)
+        return
+    outcomes.begin(injection)
     key = landing.told[at[0]] if fault.place & 1 else max(1, landing.keys[at[0]] - 1)
-    byte = fault.place % len(old)
-    spoiled = bytearray(old)
-    spoiled[byte] ^= 1 + fault.pick % 255
-    if not landing.write(*at, key, bytes(spoiled)):
+    if landing.keys[at[0]] != key:
         world.journal.note(f"{world.now} a late write to slot {at[0]} is refused by its key")
         outcomes.end(injection, HARMLESS)
         return
@@ -102,7 +101,7 @@ def _late_write(world: World, target: Target, injection: Injection) -> None:
     earlier = landing.spoiled.get(at)
     if earlier is not None and earlier.outcome is None:
         outcomes.end(earlier, SUPERSEDED)
-    landing.spoiled[at] = injection
+    landing.spoil(at, injection)
     outcomes.watch(("link", end.wire.number), injection)
 
 

@@ -1,6 +1,6 @@
 """The account of a run: every event into one digest, every fault to exactly one outcome, every round to one end.
 
-Between the world, which tells what happens, and whoever asks afterwards. Decides nothing; `Violation` is what a broken rule raises.
+Between the world, which tells what happens, and whoever asks afterwards. Decides nothing; a broken rule is a `Violation`.
 """
 
 from __future__ import annotations

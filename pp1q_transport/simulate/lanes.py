@@ -1,11 +1,12 @@
 """The wire of a run: what an end's session queued goes over to its peer, late, in pieces, spoiled, or not at all.
 
-Between the sessions' outboxes and assemblers (by `links.sim`) and the world's clock. A link is a stream, or one-sided: then rows are
-written into landing memory under a key, and read from there when the word of them is taken. Decides nothing about proposals.
+Between the sessions' outboxes and assemblers (by `links.sim`) and the world's clock. A link is a stream, or one-sided: then rows
+are written into landing memory under a key, and read from there when the word of them is taken. Decides nothing about proposals.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE_NS: Final = (8 * MS, 20 * MS)  # how long a stream that lost something is taken for whole
 _LATEST_DELAY_NS: Final = 8 * MS
+_REMEMBERED: Final = 64
 _GAP_NS: Final = 60 * US  # at most, between a row's bytes in landing memory and the word of them
 
 
@@ -60,6 +62,14 @@ class LandingMemory:
         self.told = [1] * slots
         self.rows: dict[tuple[int, int], bytes] = {}
         self.spoiled: dict[tuple[int, int], Injection] = {}
+        self.ambushes: list[Injection] = []  # late writes that wait for a row to land
+
+    def spoil(self, at: tuple[int, int], injection: Injection) -> None:
+        """One byte of a row there is another."""
+        fault, row = injection.fault, bytearray(self.rows[at])
+        row[fault.place % len(row)] ^= 1 + fault.pick % 255
+        self.rows[at] = bytes(row)
+        self.spoiled[at] = injection
 
     def write(self, slot: int, row: int, key: int, data: bytes) -> bool:
         """Whether the key was good: else nothing is written."""
@@ -88,7 +98,7 @@ class PlayedLink(SimLink):
 
 
 class Wire:
-    """One link between two processes, from its forming to its end. `excused`: a fault touched its bytes, so a refusal is no bug."""
+    """One link between two processes, from its forming to its end. `excused`: a fault touched its bytes, so it may be refused."""
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -131,6 +141,7 @@ class Lanes:
     def __init__(self, world: World) -> None:
         self.world = world
         self.header = wire.Header()
+        self.sent: dict[tuple[str, str], deque[bytes]] = {}  # by (process, end): its last frames, over all sessions
 
     # ---- sending ------------------------------------------------------------------------------------------------
 
@@ -152,6 +163,10 @@ class Lanes:
             if self.header.kind == wire.REPLY and end.peer.link.landing is not None:
                 item.place = (item.slot, self.header.position % self.header.depth, end.peer.link.landing.told[item.slot])
             hit = self._hit(end)
+            past = self.sent.get((end.owner.name, end.name))
+            if past is None:
+                past = self.sent[end.owner.name, end.name] = deque(maxlen=_REMEMBERED)
+            past.append(frame)
             if hit is None:
                 batch.append(item)
                 self._append_held(end, batch)
@@ -178,6 +193,9 @@ class Lanes:
             self.watch(end, item, injection)
             self._damage(end)
             return batch
+        if fault.kind is FaultKind.STALE:
+            batch += [self._old_frame(end, injection), item]
+            return batch
         item.injection = injection
         if fault.kind is FaultKind.FLIP:
             item.data = flipped(item.data, fault.place)
@@ -200,6 +218,15 @@ class Lanes:
             return batch
         batch.append(item)
         return batch
+
+    def _old_frame(self, end: End, injection: Injection) -> Item:
+        """One of the last frames that went this way, whatever session it was of."""
+        past = self.sent[end.owner.name, end.name]
+        frame = past[injection.fault.place % len(past)]
+        self.header.decode(frame, 0)
+        old = Item(frame, self.header)
+        old.injection = injection
+        return old
 
     def _append_held(self, end: End, batch: list[Item]) -> None:
         if end.held is not None:
@@ -234,7 +261,8 @@ class Lanes:
         peer = end.peer
         if peer.link.landing is not None:
             if any(item.place is not None for item in batch):
-                world.after(max(before, due - random.randint(0, _GAP_NS), world.now) - world.now, partial(self._land, peer, batch))
+                lands = max(before, due - random.randint(0, _GAP_NS), world.now)
+                world.after(lands - world.now, partial(self._land, peer, batch))
         elif random.random() < world.halves and batch[-1].injection is None:
             last = batch.pop()
             if batch:
@@ -266,6 +294,16 @@ class Lanes:
                 spoiler = landing.spoiled.pop((slot, row), None) if item.landed else None
                 if spoiler is not None and spoiler.outcome is None:
                     self.world.outcomes.end(spoiler, HARMLESS)
+                if item.landed and landing.ambushes:
+                    self._ambush(end, landing, (slot, row))
+
+    def _ambush(self, end: End, landing: LandingMemory, at: tuple[int, int]) -> None:
+        """The peer writes again before we have copied the row out."""
+        injection = landing.ambushes.pop()
+        self.world.outcomes.begin(injection)
+        self.world.outcomes.watch(("link", end.wire.number), injection)
+        end.wire.excused = True
+        landing.spoil(at, injection)
 
     def deliver(self, end: End, items: list[Item]) -> None:
         """Items reach `end`, one by one; after each its owner and the checks have a look."""
@@ -323,7 +361,7 @@ class Lanes:
         elif changed:
             name = wire.KIND_NAMES[item.kind]
             raise Violation(CHECKED, f"{end.owner.name} takes a {name} that {injection.fault} has changed")
-        elif injection.fault.kind is FaultKind.DUPLICATE:
+        elif injection.fault.kind in (FaultKind.DUPLICATE, FaultKind.STALE):
             self.world.outcomes.end(injection, HARMLESS)
         else:
             self.watch(end, item, injection)

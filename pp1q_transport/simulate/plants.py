@@ -98,11 +98,11 @@ class HastySession(ReceiverSession):
 
 
 class ForgetfulLeader(LeaderParty):
-    """Forgets with every link which keys it has used."""
+    """Forgets with every request which keys it has used."""
 
     def table(self, target: int) -> RequestTable:
         """See `LeaderParty.table`."""
-        return RequestTable()
+        return self.tables.setdefault(target, RequestTable(remembered=0))
 
 
 class KeepingZero(RankZero):

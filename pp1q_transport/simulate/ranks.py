@@ -106,7 +106,8 @@ class Rank(Process):
             if slot.state == st.READY and self.held.get(slot.index) != slot.generation:
                 self._take(slot)
             elif slot.reason:
-                self.world.journal.note(f"{self.world.now} {self.name} slot {slot.index}.{slot.generation} is void: {Reason.from_code(slot.reason).value}")
+                why = Reason.from_code(slot.reason).value
+                self.world.journal.note(f"{self.world.now} {self.name} slot {slot.index}.{slot.generation} is void: {why}")
                 self.world.watcher.voided(self, slot)
                 self.saw_void(slot)
 
@@ -159,7 +160,8 @@ class Rank(Process):
         assert self.book is not None
         book = self.book[slot.request]
         generation, round_number = slot.request_generation, slot.round
-        require(len(book.tokens) == slot.anchor + 1, UNAFFECTED, f"{self.name} commits at {slot.anchor + 1} of {len(book.tokens)}")
+        stands = len(book.tokens)
+        require(stands == slot.anchor + 1, UNAFFECTED, f"{self.name} commits at {slot.anchor + 1} of {stands}")
         models = self.world.models
         size = 4 if slot.representation == wire.DENSE else 8
         tokens, rows = [], []

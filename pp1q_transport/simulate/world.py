@@ -1,7 +1,7 @@
 """One run: a leader, its targets and their ranks on one virtual clock, `rounds` STEPs under given faults, then peace.
 
-Between the real sessions and whoever asks for a run. Every event is noted, and followed by the checks. In the end all must come to
-rest: every slot FREE, every link up, every rank with the same tokens, which are those of a run without any transport.
+Between the real sessions and whoever asks for a run. Every event is noted, and followed by the checks. In the end all must come
+to rest: every slot FREE, every link up, every rank with the same tokens, which are those of a run without any transport.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _KILLS: Final = frozenset(
     {FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.CUT, FaultKind.CRASH_LEADER, FaultKind.CRASH_RANK}
 )
 _QUARANTINES: Final = frozenset({FaultKind.LATE_FENCE, FaultKind.OVERDUE})
-_DAMAGES: Final = frozenset({FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.REORDER, FaultKind.DUPLICATE})
+_DAMAGES: Final = frozenset({FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.REORDER, FaultKind.DUPLICATE, FaultKind.STALE})
 _MODELS: Final = Models()
 
 
@@ -309,8 +309,10 @@ class World:
         self._run(self.now + 40 * MS, lambda: False)  # faults that are on their way still come
         for target in self.targets:
             for end in [each for rank in target.ranks for each in rank.ends.values()]:
-                end.armed.clear()
-                end.peer.armed.clear()
+                for side in (end, end.peer):
+                    side.armed.clear()
+                    if side.link.landing is not None:
+                        side.link.landing.ambushes.clear()
         require(self._run(self.now + _STANDSTILL_NS, self._at_rest), FREE, f"no rest: {self._unrest()}")
         self._left = ROUNDS_IN_PEACE
         before = self.report.ends["committed"]

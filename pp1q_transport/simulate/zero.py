@@ -1,7 +1,7 @@
 """Rank 0 of a target: faces the leader, holds the group, decides what is asked for next.
 
-Between the world and `ReceiverSession`, `RankGroup` and its hubs. Its target keeps every request busy, one proposal at a time, and
-goes on with all ranks in step. SPEC section 4.
+Between the world and `ReceiverSession`, `RankGroup` and its hubs. Its target keeps every request busy, one proposal at a time,
+and goes on with all ranks in step. SPEC section 4.
 """
 
 from __future__ import annotations
