@@ -32,6 +32,7 @@ LOG_LINES: Final = 200
 @click.option("--faults", default="all", metavar="KINDS", help="all, none, or names such as drop,flip,cut.")
 @click.option("--intensity", type=click.FloatRange(0.0, 100.0), default=1.0, help="Multiplies how often each fault comes.")
 @click.option("--only", default="", metavar="LIST", help="Of the faults only these, by number: what a shrunk run says.")
+@click.option("--even", is_flag=True, help="Nothing takes long on its way by itself.")
 @click.option("--plant", "plant_name", default="", metavar="NAME", help="Take a guard out, to see that it is missed.")
 @click.option("--log", "log_path", type=click.Path(dir_okay=False), help="Write the whole event log of a violation here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -44,6 +45,7 @@ def simulate(
     faults: str,
     intensity: float,
     only: str,
+    even: bool,
     plant_name: str,
     log_path: str | None,
     as_json: bool,
@@ -60,9 +62,9 @@ def simulate(
     from ..simulate.running import Campaign, run
 
     machines = plant(plant_name).machines if plant_name else None
-    kept = frozenset(_numbers("only", only, 0, 1 << 30)) if only else None
+    kept = frozenset(_numbers("only", only, 0, 1 << 30) if only != "none" else ()) if only else None
     sizes = _numbers("ranks", ranks, 1, 8)
-    campaign = Campaign(seed, rounds, sizes, targets, parse_kinds(faults), intensity, kept)
+    campaign = Campaign(seed, rounds, sizes, targets, parse_kinds(faults), intensity, kept, even)
     line = StageLine(not as_json)
     started = time.monotonic()
     totals, failure = run(campaign, machines, lambda done: line("rounds", done - 1, rounds))
@@ -98,12 +100,14 @@ def _shrunk(
     best = shrink(failure, machines)
     setup = best.setup
     words = [f"pp1q simulate --seed {setup.seed} --rounds {setup.rounds} --ranks {setup.ranks} --targets {setup.targets}"]
-    kinds = faults if best.faults else "none"
-    words.append(f"--faults {kinds}")
-    if campaign.factor != 1.0:
-        words.append(f"--intensity {campaign.factor}")
-    if best.faults:
-        words.append("--only " + ",".join(str(fault.number) for fault in best.faults))
+    if not setup.slow and not best.faults:
+        words.append("--faults none")
+    else:
+        words.append(f"--faults {faults} --only " + (",".join(str(fault.number) for fault in best.faults) or "none"))
+        if campaign.factor != 1.0:
+            words.append(f"--intensity {campaign.factor}")
+        if not setup.slow:
+            words.append("--even")
     if plant_name:
         words.append(f"--plant {plant_name}")
     events = event_log(best, machines)

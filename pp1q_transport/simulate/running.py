@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from .world import Machines, Report
 
 ROUNDS_A_RUN: Final = 250
+SLOW: Final = 0.01
 
 
 @dataclass(frozen=True)
 class Campaign:
     """`rounds` STEPs in runs of at most `rounds_a_run`, with seeds from `seed` on; `ranks` take turns. `factor` multiplies the
-    faults' rates; `only`: the numbers of the faults to keep."""
+    faults' rates; `only`: the numbers of the faults to keep; `even`: nothing takes long
+    by itself."""
 
     seed: int = 1
     rounds: int = 20_000
@@ -36,13 +38,15 @@ class Campaign:
     kinds: frozenset[FaultKind] = ALL_KINDS
     factor: float = 1.0
     only: frozenset[int] | None = None
+    even: bool = False
     rounds_a_run: int = ROUNDS_A_RUN
 
     def setups(self) -> Iterator[Setup]:
         """The runs."""
         for index, first in enumerate(range(0, self.rounds, self.rounds_a_run)):
             rounds = min(self.rounds_a_run, self.rounds - first)
-            yield Setup(self.seed + index, rounds, self.ranks[index % len(self.ranks)], self.targets)
+            ranks = self.ranks[index % len(self.ranks)]
+            yield Setup(self.seed + index, rounds, ranks, self.targets, SLOW if self.kinds and not self.even else 0.0)
 
     def faults(self, setup: Setup) -> tuple[Fault, ...]:
         """Those of one run."""

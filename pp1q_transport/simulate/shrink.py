@@ -102,6 +102,8 @@ def shrink(failure: Failure, machines: Machines | None = None, tries: int = TRIE
     shrinker = _Shrinker(failure, machines, tries)
     if failure.round < failure.setup.rounds:
         shrinker.within(max(1, failure.round))
+    if failure.setup.slow:
+        shrinker.breaks(replace(shrinker.best.setup, slow=0.0), shrinker.best.faults)
     if failure.setup.targets > 1:
         shrinker.breaks(replace(shrinker.best.setup, targets=1), shrinker.best.faults)
     shrinker.fewer_faults()

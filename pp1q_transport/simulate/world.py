@@ -69,12 +69,14 @@ class Machines:
 
 @dataclass(frozen=True)
 class Setup:
-    """What makes a run, besides its faults: equal setups and equal faults are equal runs, event by event."""
+    """What makes a run, besides its faults: equal setups and equal faults are equal runs, event by event. `slow`: how often what
+    is sent takes milliseconds, until there is peace."""
 
     seed: int
     rounds: int = 250
     ranks: int = 2
     targets: int = 2
+    slow: float = 0.01
 
 
 @dataclass
@@ -103,7 +105,7 @@ _MODELS: Final = Models()
 
 
 class World:
-    """One run, played by `play`. `slow` and `halves`: how often a chunk takes milliseconds, or comes in two parts."""
+    """One run, played by `play`. `halves`: how often a chunk comes in two parts."""
 
     def __init__(self, setup: Setup, faults: Iterable[Fault] = (), machines: Machines | None = None, keep: bool = False) -> None:
         self.setup = setup
@@ -116,7 +118,7 @@ class World:
         self.models = _MODELS
         self.report = Report()
         self.now = 1_000 * MS
-        self.slow = 0.0
+        self.slow = setup.slow
         self.halves = 0.1
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._serial = 0
@@ -127,7 +129,6 @@ class World:
         self._faults: dict[int, list[Fault]] = {}
         for fault in faults:
             self._faults.setdefault(fault.round, []).append(fault)
-            self.slow = 0.01
         self.leader = self.machines.leader(self, "leader")
         self.targets = [self._target(number) for number in range(setup.targets)]
         self.processes: list[Process] = [self.leader, *(rank for target in self.targets for rank in target.ranks)]
