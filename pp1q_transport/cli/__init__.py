@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "keys": ("pp1q_transport.cli.keys", "keys"),
     "send": ("pp1q_transport.cli.send", "main"),
     "recv": ("pp1q_transport.cli.recv", "main"),
+    "simulate": ("pp1q_transport.cli.simulate", "simulate"),
     "top": ("pp1q_transport.cli.top", "top"),
 }
 
