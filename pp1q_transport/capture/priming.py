@@ -15,7 +15,7 @@ from ..session.hello import Hello, Role, parse_hello
 from ..session.negotiate import Agreement
 from ..session.receiver import ReceiverSession
 from ..session.requests import RequestTable
-from ..session.slots import FREE, LANDING, LIVE, STATE_NAMES, Slot, SlotTable
+from ..session.slots import LIVE, STATE_NAMES, Slot, SlotTable
 from ..session.terms import SessionTerms
 from .pcapng import CaptureError
 from .snapshot import FORMAT, NUMBERS
@@ -56,11 +56,19 @@ class State:
         return {self.side, self.peer} == {Role.LEADER, Role.RECEIVER}
 
 
+def terms_in(state: State) -> SessionTerms:
+    """The terms that its HELLOs agree on. Raises `CaptureError`."""
+    try:
+        return terms_of(state.agreement)
+    except LocalMisuse as error:
+        raise CaptureError(f"a state whose terms can't be: {error}") from None
+
+
 def fresh_receiver(state: State, counters: Counters, now_ns: int) -> ReceiverSession:
     """A receiver session as the live one stood at `now_ns` (capture time). What a leader's capture leaves unknown, the rows of
     proposals that were open when it began, is taken as never granted. Raises `CaptureError`."""
+    terms = terms_in(state)
     try:
-        terms = terms_of(state.agreement)
         geometry = terms.geometry()
     except LocalMisuse as error:
         raise CaptureError(f"a state whose terms can't be: {error}") from None
@@ -163,6 +171,3 @@ def _fill(target: Any, kept: dict[str, Any], name: str) -> None:
     if len(value) != len(target):
         raise CaptureError(f"{name} of a wrong size")
     memoryview(target)[:] = value
-
-
-__all__ = ["FREE", "LANDING", "State", "fresh_receiver", "grant", "parse_counted", "whole"]

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from . import records
 from .pcapng import CaptureError, Packet, Reader
+
+
+TIME_MOST: Final = 1 << 62
 
 
 class Record(NamedTuple):
@@ -62,6 +65,8 @@ class Recording:
             raise CaptureError("this capture is redacted (no tokens, no q): it can be looked at, not replayed")
         if packet.original != len(packet.data):
             raise CaptureError("a packet that was cut short by whoever wrote this file")
+        if packet.time_ns >= TIME_MOST or piece.began_ns > packet.time_ns:
+            raise CaptureError("a packet of a time that can't be")
         half = self._halves.get(packet.interface)
         if half is None:
             if piece.offset:
