@@ -14,7 +14,6 @@ from typing import BinaryIO, Final, NamedTuple
 from . import records
 from .pcapng import CaptureError, Packet, Reader
 
-
 TIME_MOST: Final = 1 << 62
 
 

@@ -35,6 +35,7 @@ def session_state(agreement: Agreement, session: SessionMachine, now_ns: int, re
         "redacted": redact,
         "side": agreement.ours.role.value,
         "session": agreement.session,
+        "dissect": {"session": f"{agreement.session:016x}", "leader_nonce": f"{session.terms.leader_nonce:016x}"},
         "ours": _hello(agreement.ours),
         "theirs": _hello(agreement.theirs),
         "requests": [
