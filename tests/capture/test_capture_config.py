@@ -78,3 +78,28 @@ def test_a_daemon_takes_the_options_over_its_file(tmp_path: Path) -> None:
     settings = json.loads(done.stdout)["settings"]["capture"]
     assert settings == {"file": str(place), "file_mib": 256, "files": 4, "redact": True}
     assert not place.exists()
+
+
+@pytest.mark.slow
+def test_every_daemon_of_a_deployment_writes_its_own_and_each_replays(tmp_path: Path) -> None:
+    small = ("--ranks", "2", "--rounds", "40", "--vocab", "256", "--sparse", "8")
+    done = pp1q("demo-sidecar", *small, "--capture", str(tmp_path / "x.pcapng"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-leader.pcapng", "x-receiver0.pcapng", "x-receiver1.pcapng"]
+    told = {}
+    for path in sorted(tmp_path.iterdir()):
+        replayed = pp1q("replay", str(path), "--json")
+        assert replayed.returncode == 0, replayed.stdout
+        told[path.stem] = json.loads(replayed.stdout)
+    assert [told[name]["ready"] for name in ("x-leader", "x-receiver0", "x-receiver1")] == [40, 40, 0]
+    assert told["x-receiver1"]["skipped"] == {"member with coordinator": 1}
+
+
+def test_the_benchmarks_ends_write_theirs(tmp_path: Path) -> None:
+    place = tmp_path / "send.pcapng"
+    small = ("--rounds", "5", "--warmup", "1", "--vocab", "256", "--no-floors", "--idle", "block")
+    done = pp1q("send", "--loopback", "--sparse", "8", *small, "--capture", str(place))
+    assert done.returncode == 0, done.stderr
+    replayed = json.loads(pp1q("replay", str(place), "--json").stdout)
+    assert replayed["ready"] > 5
+    assert (replayed["discarded"], replayed["differs"]) == (0, [])
