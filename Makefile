@@ -77,6 +77,7 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-dissector.sh
 	scripts/check-kaitai.sh
 	scripts/check-wheel.sh
+	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets
