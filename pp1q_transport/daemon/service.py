@@ -63,6 +63,7 @@ class Service:
         self._log = logger(daemon=config.daemon.name)
         self._boot_nonce = new_boot_nonce()
         self._closers: list[Callable[[], None]] = []
+        self._drained: bool | None = None  # once it has run: whether what was under way ended in time
         try:
             self._build()
         except BaseException:
@@ -319,8 +320,7 @@ class Service:
         """Until SIGTERM; returns whether everything under way ended within `drain_s`."""
         self._log.info("daemon_up", role=self.config.daemon.role.value, socket=str(self.config.daemon.socket), pid=os.getpid())
         drained = self.loop.run()
-        self._discards.say()
-        self._log.info("daemon_down", drained=drained)
+        self._drained = drained
         return drained
 
     def close(self) -> None:
@@ -330,6 +330,10 @@ class Service:
             port.part(monotonic_ns())
         while self._closers:
             self._closers.pop()()
+        if self._drained is not None:  # the last line: its sessions have ended by now
+            self._discards.say()
+            self._log.info("daemon_down", drained=self._drained)
+            self._drained = None
 
     # ---- what it says of itself ---------------------------------------------------------------------------------
 
