@@ -30,6 +30,7 @@ from .session.terms import SessionTerms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
+    from .capture.recorder import Capture, Tap
     from .keys import KeyConfig
     from .links.proving import Joined
     from .links.rdma_config import RdmaConfig
@@ -90,6 +91,7 @@ class EngineConfig:
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
     name: str = ""  # of the peer, in the log
     rdma: RdmaConfig | None = None  # of link "rdma": its settings, the usual ones when None
+    capture: Capture | None = None  # where the frames of every session are written to
 
     def __post_init__(self) -> None:
         for name, value in IMPLEMENTED.items():
@@ -171,6 +173,7 @@ class Engine:
         self._make_session = make_session
         self._on_up = on_up
         self._on_down = on_down
+        self._tap: Tap | None = None
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
         self._came_in_flush = False  # frames that the owner has not looked at since
@@ -367,11 +370,17 @@ class Engine:
             self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
             self._forming.back_off(monotonic_ns())
             return
+        if self.config.capture is not None:
+            self._tap = self.config.capture.tap(agreement, self.session, self.counters)
         outbox = self.session.outbox
         if self.config.wrap_outbox is not None:
             self._filter = self.config.wrap_outbox(outbox)
             outbox = self._filter.outbox
+        if self._tap is not None:
+            outbox = self._tap.outgoing(self._filter or self.session)
         self.link = KINDS[self.config.link].link(joined, self.session, outbox)
+        if self._tap is not None:
+            self._tap.incoming(self.link)
         self.phase = Phase.UP
         self.changed_ns = monotonic_ns()
         self.parted = False
@@ -396,6 +405,9 @@ class Engine:
         elif session.peer_status == Reason.CANCELLED.code:
             goodbye = True
         self.parted = goodbye
+        tap, self._tap = self._tap, None
+        if tap is not None:
+            tap.stop()
         link.close()
         self.link = None
         self._filter = None
@@ -413,6 +425,8 @@ class Engine:
             self._on_down(reason)
             self._report_news(session)
         finally:  # a callback of the owner's may raise: the next session is formed all the same
+            if tap is not None:
+                tap.ended(reason, goodbye)
             self._settling = False
             self.session = None
             self._forming.back_off(monotonic_ns())

@@ -194,7 +194,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         ticket.request.generation = generation
 
     def _ready(self, fields: tuple[int, ...]) -> None:
-        number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields[1:]
+        _request, number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields
         ticket = self._tickets.pop(number, None)
         if ticket is None:  # nobody waits for it any more (its request was closed): the slot goes back at once
             self.send(m.RELEASE, slot, slot_generation)
@@ -222,9 +222,10 @@ class AttachedReceiver(AttachedSide, TargetSide):
             owner=ticket.request.owner,
         )
         self._held[slot] = slot_generation
-        begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
-        proposal = Proposal(self, ticket.request, ticket.facts)
-        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
+        if self.copies.stage is not None:
+            begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
+            proposal = Proposal(self, ticket.request, ticket.facts)
+            ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
 
     def _disagree(self, ticket: RecordTicket, anchor: int) -> None:
         """Rank 0 has other committed tokens than we, or we count its rounds differently: this rank leaves, which ends the epoch,
@@ -304,7 +305,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             )
         if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
-        check_step(self, self._dense, self._sparse, depth, temperature, support)
+        limits = self._limits
+        check_step(limits["depth"], limits["support"], self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
         if request.in_flight:
             refuse_unsettled(request, any(ticket.request is request for ticket in self._tickets.values()))

@@ -21,6 +21,7 @@ from ..session.breaker import Breaker
 from ..session.negotiate import Role
 from ..session.shards import GROUP_MODES, REPLICATE, VOCABULARY
 from . import config as configuration
+from .capturing import open_capture
 from .discards import DiscardLines
 from .drafting import DraftRanks
 from .following import FollowedTarget, FollowPort
@@ -74,6 +75,9 @@ class Service:
 
     def _build(self) -> None:
         config = self.config
+        self.capture = open_capture(config.capture) if config.capture is not None else None
+        if self.capture is not None:
+            self._closers.append(self.capture.close)  # the first of them is called last
         self.server = AttachServer(
             str(config.daemon.socket), frozenset(config.daemon.allow_uids), self.counters, mode=config.daemon.socket_mode
         )
@@ -124,7 +128,9 @@ class Service:
         self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings, name: str, rdma: RdmaConfig | None = None
     ) -> EngineConfig:
         keys = self.config.keys_for(end)
-        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, name=name, rdma=rdma)
+        return EngineConfig(
+            hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, name=name, rdma=rdma, capture=self.capture
+        )
 
     def _build_leaders(self) -> DraftPort:
         leaders: list[ServedLeader | ServedGroup] = []

@@ -22,7 +22,7 @@ from ..errors import ConfigError, PeerFault, Reason
 from ..links.rdma_config import options_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 PORTS: Final = range(16_384, 32_768)
 START_S: Final = 60.0
@@ -49,6 +49,7 @@ class Shape:
     think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
     mode: str = "replicate"  # how the ranks share the rows
     draft_ranks: int = 1
+    models: str = ""  # names the models in both identities, where they are not the toy's
 
     @property
     def own_links(self) -> bool:
@@ -90,7 +91,12 @@ class Deployment:
     """The processes of one deployment by name: "leader", "receiver0".., "draft", "target0"..., and "leader1".. and "draft1".. for
     more ranks of the draft. A context manager."""
 
-    def __init__(self, shape: Shape, target_command: Mapping[int, list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        target_command: Mapping[int, list[str]] | None = None,
+        daemon_words: Callable[[str], list[str]] = lambda _name: [],
+    ) -> None:
         self.shape = shape
         self._home = tempfile.TemporaryDirectory(prefix="pp1q-")
         self.home = Path(self._home.name)
@@ -98,10 +104,8 @@ class Deployment:
         ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(2 + (shape.ranks if shape.own_links else 1))]
         self._write_configs(ports[2:], ports[0], ports[1])
         module = [sys.executable, "-m", "pp1q_transport.cli"]
-        for name in self._drafts("leader"):
-            self._add(name, [*module, "daemon", "--config", str(self.home / f"{name}.toml")])
-        for rank in range(shape.ranks):
-            self._add(f"receiver{rank}", [*module, "daemon", "--config", str(self.home / f"receiver{rank}.toml")])
+        for name in (*self._drafts("leader"), *(f"receiver{rank}" for rank in range(shape.ranks))):
+            self._add(name, [*module, "daemon", "--config", str(self.home / f"{name}.toml"), *daemon_words(name)])
         packed = shape.packed()
         for rank, (name, daemon) in enumerate(zip(self._drafts("draft"), self._drafts("leader"), strict=True)):
             place = ["--attach", self.socket(daemon), "--rank", str(rank)]
@@ -163,14 +167,14 @@ class Deployment:
 
     def _write(self, name: str, tables: dict[str, dict[str, object]], peers: list[dict[str, Any]]) -> None:
         shape = self.shape
-        toy = f"toy-{shape.seed}-{shape.vocab_size}"
+        models = shape.models or f"toy-{shape.seed}-{shape.vocab_size}"
         tables["session"] = {
             "vocab_size": shape.vocab_size,
             "depth": shape.depth,
             "support": min(shape.support or 32, shape.vocab_size),
             "batch_requests": shape.requests,
-            "draft_identity": toy + "-draft",
-            "target_identity": toy + "-target",
+            "draft_identity": models + "-draft",
+            "target_identity": models + "-target",
         }
         settings = options_for(shape.link, shape.rdma) if any(peer.get("link") == "rdma" for peer in peers) else None
         if settings is not None:
