@@ -64,7 +64,6 @@ class Service:
         self._log = logger(daemon=config.daemon.name)
         self._boot_nonce = new_boot_nonce()
         self._closers: list[Callable[[], None]] = []
-        self._drained: bool | None = None  # once it has run: whether what was under way ended in time
         try:
             self._build()
         except BaseException:
@@ -326,7 +325,8 @@ class Service:
         """Until SIGTERM; returns whether everything under way ended within `drain_s`."""
         self._log.info("daemon_up", role=self.config.daemon.role.value, socket=str(self.config.daemon.socket), pid=os.getpid())
         drained = self.loop.run()
-        self._drained = drained
+        # Closed last: the last line, when its sessions have ended.
+        self._closers[:0] = [lambda: self._log.info("daemon_down", drained=drained), self._discards.say]
         return drained
 
     def close(self) -> None:
@@ -336,10 +336,6 @@ class Service:
             port.part(monotonic_ns())
         while self._closers:
             self._closers.pop()()
-        if self._drained is not None:  # the last line: its sessions have ended by now
-            self._discards.say()
-            self._log.info("daemon_down", drained=self._drained)
-            self._drained = None
 
     # ---- what it says of itself ---------------------------------------------------------------------------------
 
