@@ -243,7 +243,7 @@ def test_a_leaders_capture_replays_as_well(tmp_path: Path) -> None:
             drafting.join(10)
     capture.close()
     outcome = replayed((tmp_path / "leader.pcapng").read_bytes())
-    assert (outcome.ready, outcome.frames, outcome.differs) == (5, 30, [])
+    assert (outcome.ready, outcome.frames, outcome.differs, outcome.compared) == (5, 30, [], 0)
 
 
 @pytest.mark.parametrize("support", (None, 8))
@@ -254,4 +254,5 @@ def test_faults_are_in_it_and_count_as_they_did(support: int | None) -> None:
     assert outcome.reasons == live.reasons
     assert outcome.discards == live.discards
     assert outcome.ready == live.ready
+    assert outcome.compared == outcome.sessions > 1
     assert {"payload_digest", "header_digest", "generation_stale", "link_error"} <= set(outcome.reasons)
