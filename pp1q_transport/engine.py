@@ -176,6 +176,7 @@ class Engine:
         self._tap: Tap | None = None
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
+        self._came_in_flush = False  # frames that the owner has not looked at since
         self._forming_ns = 0
         self._forming_fds: list[int] = []
         self._settling = False  # the owner hears of a session's end: what it calls from there must not form the next one
@@ -217,6 +218,7 @@ class Engine:
             return self._poll()
 
     def _poll(self) -> int:
+        self._came_in_flush = False
         if self.closed or self._settling:
             return 0
         now_ns = monotonic_ns()
@@ -271,6 +273,8 @@ class Engine:
     def rest(self) -> tuple[object, ...] | None:
         """Prepares for the owner's sleep, which `woke` must follow. None: there is something to do, don't sleep; else what
         `watch` depends on: while this stays equal, so does its answer."""
+        if self._came_in_flush:
+            return None
         link = self.link
         if link is None:
             return tuple(self._forming.descriptors())
@@ -286,10 +290,14 @@ class Engine:
             self._forming_ns = 0
 
     def flush(self) -> None:
-        """Sends what is queued, as far as the kernel takes it now."""
+        """Sends what is queued, as far as the kernel takes it now. Frames that came are taken in as well, so that `poll` must
+        follow before the owner sleeps (`rest`)."""
         with self._inside:
-            if self.link is not None:
+            link = self.link
+            if link is not None:
+                before = link.bytes_in
                 self._pump(monotonic_ns())
+                self._came_in_flush |= link.bytes_in != before or link is not self.link
 
     def _pump(self, now_ns: int) -> int:
         link, session = self.link, self.session

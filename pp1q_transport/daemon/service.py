@@ -430,6 +430,7 @@ class Service:
         sums: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
         own = [end.counters for end in self.ends if end.counters is not self.counters]
         own += [end.share.counters for end in self.ends if isinstance(end, FollowedTarget) and end.share is not None]
+        own += [end.own.counters for end in self.ends if isinstance(end, OwnRank)]
         for counters in (self.counters, *own):
             for total, part in zip(sums, (counters.totals, counters.reasons, counters.discards), strict=True):
                 for name, amount in part.items():
