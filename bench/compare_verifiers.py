@@ -12,9 +12,12 @@ such that all comparisons together fail wrongly with a chance of at most 1e-6.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -168,12 +171,12 @@ def theirs_vllm(case: Case, drafts: NDArray[np.int64], seed: int) -> Outcomes:
     return Outcomes((tokens >= 0).sum(1) - 1, tokens)
 
 
+@functools.cache
 def vllm_sampler() -> tuple[Any, Callable[[int], Any]]:
     """vLLM's module, with the CPU forms of its kernels in place, and what makes metadata for a batch at temperature 1."""
-    import os
-
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning)
     import torch
     from vllm.platforms import current_platform
 
