@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from .._native.kernels import copy_bytes
 from ..errors import Reason
 from ..session.assembler import Assembler
 
@@ -70,9 +71,7 @@ class SimLink:
             most = min(self.assembler.length, len(data))
             if self._largest:
                 most = min(most, self._random.randint(1, self._largest))
-            target = memoryview(self.assembler.memory).cast("B")
-            target[self.assembler.offset : self.assembler.offset + most] = data[:most]
-            target.release()
+            copy_bytes(self.assembler.memory, self.assembler.offset, data, 0, most)
             del data[:most]
             total += most
             code = self.assembler.received(most, now_ns)
