@@ -89,6 +89,14 @@ class PlayedLink(SimLink):
         self.landing = landing
         self.fences = [0] * slots
 
+    def take_sent(self) -> bytes:
+        """Everything that the session has queued and that was sent since the last call."""
+        if not self.broken:
+            self._send()
+        data = bytes(self.outgoing.data)
+        self.outgoing.data.clear()
+        return data
+
     def fence(self, slot: int) -> bool:
         """See `Link.fence`: the key of a one-sided slot is another from here on."""
         self.fences[slot] += 1
@@ -147,12 +155,9 @@ class Lanes:
 
     def send(self, end: End) -> None:
         """Everything that `end`'s session has queued goes on its way."""
-        if not end.session.outbox.empty():
-            end.link.pump(0)
-        data = bytes(end.link.outgoing.data)
+        data = end.link.take_sent()
         if not data:
             return
-        end.link.outgoing.data.clear()
         batch: list[Item] = []
         for frame in frames_of(data):
             self.header.decode(frame, 0)
@@ -348,9 +353,7 @@ class Lanes:
             return fault.reason.code
         return -moved if moved < 0 else int(end.session.broken)
 
-    def _judge(
-        self, end: End, item: Item, injection: Injection, changed: bool, code: int, before: dict[str, int]
-    ) -> None:
+    def _judge(self, end: End, item: Item, injection: Injection, changed: bool, code: int, before: dict[str, int]) -> None:
         """What came of a frame that a fault has touched: `code` if it ended the link, else what was counted."""
         after = end.owner.counters.reasons
         reason = next((name for name, count in after.items() if count > before.get(name, 0)), None)
