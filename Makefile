@@ -10,7 +10,7 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model mutants check-units wheel check-wheel test-rdma soak kills simulate
+.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model check-dissector check-kaitai mutants check-units wheel check-wheel test-rdma soak kills simulate
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -45,6 +45,12 @@ check-deploy:  ## what operators install, each file by the tool of its trade
 check-model:  ## every state of the Promela models, and their broken variants
 	scripts/check-model.sh
 
+check-dissector: .venv/.test-tools  ## captures and golden frames in tshark, by proto/pp1q.lua
+	scripts/check-dissector.sh
+
+check-kaitai: .venv/.test-tools  ## the second decoder: pp1q_v2.ksy compiled, against golden and random frames
+	scripts/check-kaitai.sh
+
 mutants: .venv/.test-tools  ## deliberate bugs, one at a time: the tests must notice each (minutes)
 	$(BIN)/python scripts/mutants.py
 
@@ -64,6 +70,8 @@ test: test-fast test-pure  ## everything, slow lanes last
 	$(BIN)/pytest -m slow
 	scripts/check-deploy.sh
 	scripts/check-model.sh
+	scripts/check-dissector.sh
+	scripts/check-kaitai.sh
 	scripts/check-wheel.sh
 	$(BIN)/python scripts/soak.py --seconds 180
 

@@ -1,10 +1,10 @@
 """What the sidecar costs over the embedded engine: step latency of both in one run, and a cross-process wake-up as the unit.
 
 Every process is pinned so that each hop crosses cores, as the wake-up that is the unit does: target and leader daemon on one,
-receiver daemon and draft on the other (embedded: target on one, draft on the other). Sparse k = 32, depth 5, rows ready-made
-(counts and IDs), everybody blocking. Blocks of both kinds take turns, so that the machine's mood hits both. Also counts what
-crosses the channels: control records, never a payload byte. Needs no network; run it on a quiet machine: `python bench/sidecar.py
-[--json]`.
+receiver daemon and draft on the other (embedded: target on one, draft on the other); `--placement` has other ways. Sparse k = 32,
+depth 5, rows ready-made (counts and IDs), everybody blocking. Blocks of both kinds take turns, so that the machine's mood hits
+both. Also counts what crosses the channels: control records, never a payload byte. Needs no network; run it on a quiet machine:
+`python bench/sidecar.py [--json]`.
 """
 
 from __future__ import annotations
@@ -123,6 +123,14 @@ def cpu_ns(pid: int) -> int:
 PLACEMENTS = {"crossing": ("target", "leader"), "paired": ("target", "receiver0"), "apart": ("target", "draft")}
 
 
+def place(pids: dict[str, int], placement: str) -> None:
+    """Pins every process to its core; "free" leaves that to the kernel."""
+    if placement == "free":
+        return
+    for name, pid in pids.items():
+        os.sched_setaffinity(pid, {CORES[0 if name in PLACEMENTS[placement] else 1]})
+
+
 def measure(blocks: int, count: int, idle: str, placement: str) -> dict[str, object]:
     """Both kinds in turns."""
     shape = Shape(vocab_size=VOCAB, depth=DEPTH, support=SUPPORT, ranks=1, idle=idle)
@@ -153,6 +161,9 @@ def measure(blocks: int, count: int, idle: str, placement: str) -> dict[str, obj
                     "draft": children[0].pid,
                     "embedded draft": children[1].pid,
                 }
+                place(pids, placement)  # they start unpinned: what they load is slow enough
+                rounds(plain, requests[0], 100)
+                rounds(beside, requests[1], 100)
                 used = dict.fromkeys(pids, 0) | {"embedded target": 0}
                 for _ in range(blocks):
                     bare.append(bare_wake_up_us(count // 4))
@@ -195,7 +206,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--idle", default="block")
-    parser.add_argument("--placement", default="free", choices=["free", *PLACEMENTS], help="which cores")
+    parser.add_argument("--placement", default="crossing", choices=["free", *PLACEMENTS], help="which cores")
     parser.add_argument("--attach", default="", help=argparse.SUPPRESS)
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

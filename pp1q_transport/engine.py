@@ -30,6 +30,7 @@ from .session.terms import SessionTerms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
+    from .capture.recorder import Capture, Tap
     from .keys import KeyConfig
     from .links.proving import Joined
     from .links.rdma_config import RdmaConfig
@@ -90,6 +91,7 @@ class EngineConfig:
     wrap_outbox: Callable[[Outbox], OutboxFilter] | None = None  # a fault injector between session and link
     name: str = ""  # of the peer, in the log
     rdma: RdmaConfig | None = None  # of link "rdma": its settings, the usual ones when None
+    capture: Capture | None = None  # where the frames of every session are written to
 
     def __post_init__(self) -> None:
         for name, value in IMPLEMENTED.items():
@@ -171,8 +173,10 @@ class Engine:
         self._make_session = make_session
         self._on_up = on_up
         self._on_down = on_down
+        self._tap: Tap | None = None
         self._filter: OutboxFilter | None = None
         self._filter_due_ns: int | None = None
+        self._came_in_flush = False  # frames that the owner has not looked at since
         self._forming_ns = 0
         self._forming_fds: list[int] = []
         self._settling = False  # the owner hears of a session's end: what it calls from there must not form the next one
@@ -214,6 +218,7 @@ class Engine:
             return self._poll()
 
     def _poll(self) -> int:
+        self._came_in_flush = False
         if self.closed or self._settling:
             return 0
         now_ns = monotonic_ns()
@@ -268,6 +273,8 @@ class Engine:
     def rest(self) -> tuple[object, ...] | None:
         """Prepares for the owner's sleep, which `woke` must follow. None: there is something to do, don't sleep; else what
         `watch` depends on: while this stays equal, so does its answer."""
+        if self._came_in_flush:
+            return None
         link = self.link
         if link is None:
             return tuple(self._forming.descriptors())
@@ -283,10 +290,14 @@ class Engine:
             self._forming_ns = 0
 
     def flush(self) -> None:
-        """Sends what is queued, as far as the kernel takes it now."""
+        """Sends what is queued, as far as the kernel takes it now. Frames that came are taken in as well, so that `poll` must
+        follow before the owner sleeps (`rest`)."""
         with self._inside:
-            if self.link is not None:
+            link = self.link
+            if link is not None:
+                before = link.bytes_in
                 self._pump(monotonic_ns())
+                self._came_in_flush |= link.bytes_in != before or link is not self.link
 
     def _pump(self, now_ns: int) -> int:
         link, session = self.link, self.session
@@ -359,11 +370,17 @@ class Engine:
             self.log.warning("no_session", reason=fault.reason.value, detail=fault.detail)
             self._forming.back_off(monotonic_ns())
             return
+        if self.config.capture is not None:
+            self._tap = self.config.capture.tap(agreement, self.session, self.counters)
         outbox = self.session.outbox
         if self.config.wrap_outbox is not None:
             self._filter = self.config.wrap_outbox(outbox)
             outbox = self._filter.outbox
+        if self._tap is not None:
+            outbox = self._tap.outgoing(self._filter or self.session)
         self.link = KINDS[self.config.link].link(joined, self.session, outbox)
+        if self._tap is not None:
+            self._tap.incoming(self.link)
         self.phase = Phase.UP
         self.changed_ns = monotonic_ns()
         self.parted = False
@@ -388,6 +405,9 @@ class Engine:
         elif session.peer_status == Reason.CANCELLED.code:
             goodbye = True
         self.parted = goodbye
+        tap, self._tap = self._tap, None
+        if tap is not None:
+            tap.stop()
         link.close()
         self.link = None
         self._filter = None
@@ -405,6 +425,8 @@ class Engine:
             self._on_down(reason)
             self._report_news(session)
         finally:  # a callback of the owner's may raise: the next session is formed all the same
+            if tap is not None:
+                tap.ended(reason, goodbye)
             self._settling = False
             self.session = None
             self._forming.back_off(monotonic_ns())

@@ -9,5 +9,5 @@ find "$copy/pp1q_transport" -name '*.so' -not -path '*/_native/*' -delete
 cp -r tests proto pyproject.toml "$copy/"
 cd "$copy"
 PYTHONPATH=$copy PP1Q_EXPECT_PURE=1 "$OLDPWD/.venv/bin/python" -P -m pytest -p no:cacheprovider -m "not slow" \
-  tests/protocol tests/session tests/links tests/local/test_local_channel.py \
+  tests/protocol tests/session tests/links tests/capture/test_replay.py tests/local/test_local_channel.py \
   tests/test_build.py

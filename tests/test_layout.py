@@ -23,7 +23,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     2: ("rng", "dyadic", "verify", "sharding", "greedy", "admission"),
     3: ("wire",),
     4: ("session",),
-    5: ("logs", "staging", "links", "local", "endpoints", "keys", "control_codec", "control_peers", "control"),
+    5: ("logs", "staging", "links", "local", "capture", "endpoints", "keys", "control_codec", "control_peers", "control"),
     6: ("engine", "forming", "seating"),
     7: ("client", "daemon"),
     8: ("toy", "qualify", "simulate"),

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "send": ("pp1q_transport.cli.send", "main"),
     "recv": ("pp1q_transport.cli.recv", "main"),
     "simulate": ("pp1q_transport.cli.simulate", "simulate"),
+    "replay": ("pp1q_transport.cli.replay", "replay"),
     "top": ("pp1q_transport.cli.top", "top"),
 }
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import click
 
+from ._capture import CaptureChoice, capture_options
 from ._common import command_errors, setup_logging
 
 LEVELS: Final = {"debug": 2, "info": 1, "warning": 0, "error": -1}
@@ -24,7 +27,8 @@ CUT_SHORT: Final = 3
 @click.option("--json", "as_json", is_flag=True, help="With --check: every setting, as one JSON object on stdout.")
 @click.option("-v", "--verbose", count=True, help="More log lines than log_level asks for.")
 @command_errors
-def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
+@capture_options
+def daemon(config_path: str, check: bool, as_json: bool, verbose: int, capture: CaptureChoice) -> None:
     """Runs the sidecar of one draft or target process: holds its sessions, slots and links until SIGTERM.
 
     SIGTERM drains: nothing new is begun, what is under way ends, peers and the attached process are told. SIGHUP reads the file
@@ -35,9 +39,13 @@ def daemon(config_path: str, check: bool, as_json: bool, verbose: int) -> None:
     """
     from ..daemon.config import load
     from ..daemon.meaning import meaning
+    from ..daemon.settings import CaptureSettings
     from ..local.unix_socket import check_folder
 
     config = load(config_path)
+    if capture.path is not None:
+        file = Path(capture.path).absolute()
+        config = replace(config, capture=CaptureSettings(file=file, file_mib=capture.mib, redact=capture.redact))
     if check:
         check_folder(str(config.daemon.socket))
         if as_json:

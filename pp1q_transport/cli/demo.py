@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..errors import ConfigError, PeerFault, Reason
+from ._capture import CaptureChoice, capture_options
 from ._common import command_errors, setup_logging
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ P_VALUE_LEAST: Final = 1e-6
 @click.option("--tokens", "with_tokens", is_flag=True, help="Put the committed tokens of each request into the JSON.")
 @click.option("-v", "--verbose", count=True, help="Log what happens (-vv: all of it).")
 @command_errors
+@capture_options
 def demo(
     dense: bool,
     support: int | None,
@@ -57,6 +59,7 @@ def demo(
     as_json: bool,
     with_tokens: bool,
     verbose: int,
+    capture: CaptureChoice,
 ) -> None:
     """Speculative decoding between two processes, q over loopback TCP, shared memory or RDMA, checked to be distributed as the
     target.
@@ -73,7 +76,7 @@ def demo(
         raise ConfigError(f"--sparse {support}: a vocabulary of {vocab} has no more than that to choose from")
     options = _options(support, rounds, depth, requests, vocab, seed, link, rdma, faults)
     started = time.monotonic()
-    result = _run(options, faults, live=not as_json and sys.stderr.isatty())
+    result = _run(options, faults, capture, live=not as_json and sys.stderr.isatty())
     problems = _problems(options, result)
     if as_json:
         click.echo(json.dumps(_as_json(options, result, with_tokens)))
@@ -138,7 +141,7 @@ def _options(
     )
 
 
-def _run(options: DemoOptions, faults: str, live: bool) -> DemoResult:
+def _run(options: DemoOptions, faults: str, capture: CaptureChoice, live: bool) -> DemoResult:
     from ..toy.demo import DemoTarget, open_target
 
     packed = json.dumps(
@@ -154,7 +157,7 @@ def _run(options: DemoOptions, faults: str, live: bool) -> DemoResult:
             "faults": faults,
         }
     )
-    with open_target(options) as receiver:
+    with capture.opened() as taken, open_target(options, capture=taken) as receiver:
         command = [sys.executable, "-m", "pp1q_transport.cli", "demo-draft", "--connect", receiver.endpoint]
         draft = subprocess.Popen([*command, "--options", packed], stdin=subprocess.DEVNULL)
         try:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..errors import PeerFault, Reason
+from ._capture import CaptureChoice, capture_options
 from ._common import command_errors, setup_logging
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..toy.sidecar import Deployment, Shape
 
 MODES: Final = ("replicate", "vocabulary", "request-owner")
@@ -42,6 +45,7 @@ FREE_S: Final = 5.0
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
 @command_errors
+@capture_options
 def demo_sidecar(
     ranks: int,
     support: int | None,
@@ -57,6 +61,7 @@ def demo_sidecar(
     rdma: tuple[str, ...],
     as_json: bool,
     verbose: int,
+    capture: CaptureChoice,
 ) -> None:
     """A draft process, a leader daemon, a receiver daemon for each rank and a target process for each rank, on this machine.
 
@@ -73,7 +78,7 @@ def demo_sidecar(
     )
     started = time.monotonic()
     embedded = _embedded(shape)
-    with Deployment(shape) as deployment:
+    with Deployment(shape, daemon_words=_captures(capture)) as deployment:
         reports = _run(deployment, live=not as_json and sys.stderr.isatty())
         slots = _slots_not_free(deployment)
         statuses = {name: deployment.status(name) for name in deployment.daemons}
@@ -86,6 +91,18 @@ def demo_sidecar(
         click.echo(_report(shape, result, time.monotonic() - started))
     if problems:
         raise PeerFault(Reason.INCOMPLETE, "; ".join(problems))
+
+
+def _captures(capture: CaptureChoice) -> Callable[[str], list[str]]:
+    """The options of each daemon by its name: a file for each, its name behind the stem of the one that was asked for."""
+
+    def words(name: str) -> list[str]:
+        if capture.path is None:
+            return []
+        path = Path(capture.path).absolute()
+        return capture.beside(path.with_name(f"{path.stem}-{name}{path.suffix}")).words()
+
+    return words
 
 
 @click.command(hidden=True)

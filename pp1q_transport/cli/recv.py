@@ -12,9 +12,11 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
+from ._capture import CaptureChoice, capture_options
 from ._common import OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
 
 if TYPE_CHECKING:
+    from ..capture.recorder import Capture
     from ..client import Receiver
     from ..keys import KeyConfig
     from ..qualify.stats import BaselineRss, Report
@@ -43,6 +45,7 @@ SLICE_S: Final = 0.5
 @click.option("-q", "--quiet", is_flag=True, help="No report on stdout.")
 @click.option("-v", "--verbose", count=True, help="Log what happens (-vv: all of it).")
 @command_errors
+@capture_options
 def main(
     listen: str,
     link: str,
@@ -63,6 +66,7 @@ def main(
     ready_fd: int | None,
     quiet: bool,
     verbose: int,
+    capture: CaptureChoice,
 ) -> None:
     """Waits for pp1q-send, measures the link with its options, and prints the report (the sender gets it too).
 
@@ -78,9 +82,8 @@ def main(
     sink = open_samples(samples)
     baseline = BaselineRss()
     limits = {"vocab": max_vocab, "depth": max_depth, "support": max_support, "slots": max_slots}
-    receiver = _open(listen, link, rdma, keys, limits)
     line = StageLine(not quiet)
-    with receiver:
+    with capture.opened() as taken, _open(listen, link, rdma, keys, limits, taken) as receiver:
         if ready_fd is not None:
             os.write(ready_fd, receiver.endpoint.encode("ascii") + b"\n")
             os.close(ready_fd)
@@ -107,7 +110,7 @@ def _keys(own_key: str | None, allow: str | None) -> KeyConfig | None:
 
 
 def _open(
-    listen: str, link: str, rdma: tuple[str, ...], keys: KeyConfig | None, limits: dict[str, int]
+    listen: str, link: str, rdma: tuple[str, ...], keys: KeyConfig | None, limits: dict[str, int], capture: Capture | None
 ) -> Receiver:
     from ..client import EngineConfig, Role, make_hello, new_boot_nonce, open_receiver
     from ..links.rdma_config import options_for
@@ -118,7 +121,10 @@ def _open(
         support=min(limits["support"], limits["vocab"]), max_slots=limits["slots"], batch_requests=limits["slots"] // 2,
         max_context_tokens=MAX_CONTEXT_TOKENS, link_kinds=(link,), **IDENTITIES,
     )  # fmt: skip
-    return open_receiver(EngineConfig(hello=hello, listen=listen, keys=keys, takes_options=True, rdma=options_for(link, rdma)))
+    settings = options_for(link, rdma)
+    return open_receiver(
+        EngineConfig(hello=hello, listen=listen, keys=keys, takes_options=True, rdma=settings, capture=capture)
+    )
 
 
 def _await_sender(receiver: Receiver, wait_s: float) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._capture import CaptureChoice, capture_options
 from ._common import OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--samples", type=click.Path(dir_okay=False), metavar="FILE", help="Write every latency sample (us, one a line).")
 @click.option("-v", "--verbose", count=True, help="Log what happens (-vv: all of it).")
 @command_errors
+@capture_options
 def main(
     connect: str | None,
     loopback: bool,
@@ -63,6 +65,7 @@ def main(
     as_json: bool,
     samples: str | None,
     verbose: int,
+    capture: CaptureChoice,
 ) -> None:
     """Measures a link: latency, tail and goodput of validated q, beside what plain sockets and ZeroMQ do in the same run.
 
@@ -81,7 +84,7 @@ def main(
         requests=requests, depth=depth, rounds=rounds, warmup=warmup, vocab=vocab, seed=seed, idle=idle,
         floors=not no_floors,
     )  # fmt: skip
-    _run(plan, (link, rdma), connect, loopback, cpu, _keys(own_key, server_key), wait_s, as_json, samples)
+    _run(plan, (link, rdma), connect, loopback, cpu, _keys(own_key, server_key), wait_s, as_json, samples, capture)
 
 
 def _keys(own_key: str | None, server_key: str | None) -> KeyConfig | None:
@@ -105,6 +108,7 @@ def _run(
     wait_s: float,
     as_json: bool,
     samples: str | None,
+    capture: CaptureChoice,
 ) -> None:
     from ..client import EngineConfig, Role, make_hello, new_boot_nonce, open_leader
     from ..endpoints import parse_endpoint
@@ -129,7 +133,9 @@ def _run(
             endpoint = receiver.endpoint
         address = parse_endpoint(endpoint)
         hello = make_hello(Role.LEADER, new_boot_nonce(), link_kinds=(link,), **plan.hello_options())
-        leader = stack.enter_context(open_leader(EngineConfig(hello=hello, connect=endpoint, keys=keys, rdma=rdma)))
+        taken = stack.enter_context(capture.opened())
+        config = EngineConfig(hello=hello, connect=endpoint, keys=keys, rdma=rdma, capture=taken)
+        leader = stack.enter_context(open_leader(config))
         line(f"connecting to {endpoint}", 0, 1)
         _reach(leader, endpoint, wait_s)
         run = LeaderRun(leader, plan, address.host if address.scheme == "tcp" else "127.0.0.1", cpu, line)

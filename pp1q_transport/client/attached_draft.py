@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ..local.attach import Attachment
 
 
-# Rows that come faster than this after another share a wake-up of the daemon with the next one, at the latest with the proposal's
-# last: a bell costs both processes more than a ready-made row. A draft that computes its rows is slower, and rings for each.
-ROWS_APART_NS: Final = 100_000
+# Small rows that come faster than this one after another share a wake-up of the daemon: a bell costs both processes more than a
+# ready-made row. A draft that computes its rows is slower and rings for each, as one with rows of many bytes does.
+ROWS_APART_NS: Final = 250_000
+ROWS_TOGETHER_BYTES: Final = 1 << 16
+ROWS_AFTER_BELL: Final = 2  # are put while the daemon wakes up: it is there when the last one is
 
 
 class _Target:
@@ -68,6 +70,7 @@ class AttachedLeader(AttachedSide, DraftSide):
         DraftSide.__init__(self)
         self._targets: list[_Target] = []
         self._turn = 0
+        self._unrung_bytes = 0  # of rows whose bell is still to come
         self._put_ns = 0  # when the last row was put, or the last STEP taken up
         AttachedSide.__init__(self, path, rank, idle, backoff_seed)
 
@@ -190,13 +193,17 @@ class AttachedLeader(AttachedSide, DraftSide):
         if not self.send(m.PUT, session, step.target, slot, step.slot_generation, position, token, entries, length, 0):
             return False
         grant.rows += 1
-        now_ns = monotonic_ns()
-        if grant.rows == grant.depth:
+        self._unrung_bytes += length
+        left = grant.depth - grant.rows
+        few = self._unrung_bytes < ROWS_TOGETHER_BYTES and monotonic_ns() - self._put_ns < ROWS_APART_NS
+        if left == 0:
             grant.state = SENT
-            self.ring()
-        elif now_ns - self._put_ns >= ROWS_APART_NS:
-            self.ring()
-        self._put_ns = now_ns
+        elif few and left != ROWS_AFTER_BELL:
+            self._put_ns = monotonic_ns()
+            return True
+        self._unrung_bytes = 0
+        self.ring()
+        self._put_ns = monotonic_ns()  # after the bell, which may take longer than a row
         return True
 
     def fail(self, grant: Grant, generation: int, reason: Reason, target: int = 0) -> None:

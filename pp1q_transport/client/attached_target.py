@@ -20,7 +20,7 @@ from ..session.shards import GROUP_MODES, REPLICATE, range_of
 from ..staging import SlotViews
 from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
-from .attached_ticket import GRACE_NS, RecordTicket
+from .attached_ticket import GRACE_NS, LOOK_NS, Patience, RecordTicket
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step, refuse_unsettled
 
@@ -58,6 +58,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._agree_from_ns = 0  # ranks that differ are asked again at once: they are not to do nothing else
         self._agree_pause_ns = 0
         self._answer: dict[int, Reason | None] = {}  # request -> what became of its commit, while we wait for that
+        self._late_ns = 0  # since when a STEP has had no word past its budget
         self._next_ticket = 1
         self._tickets: dict[int, RecordTicket] = {}
         self._held: dict[int, int] = {}  # slot -> the generation this process reads
@@ -124,7 +125,11 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def before_sleep(self) -> tuple[object, ...] | None:
         """See `AttachedSide.before_sleep`."""
         now_ns = monotonic_ns()
-        if self.rank == 0 and any(ticket.deadline_ns <= now_ns for ticket in self._tickets.values()):
+        if self.rank or all(ticket.deadline_ns > now_ns for ticket in self._tickets.values()):
+            self._late_ns = 0
+        elif not self._late_ns:
+            self._late_ns = now_ns  # seen for the first time: a pause of our own may be all there is to it (`Patience`)
+        elif now_ns - self._late_ns >= LOOK_NS:
             self.give_up_daemon()
             return None
         return super().before_sleep()
@@ -182,7 +187,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         ticket.request.generation = generation
 
     def _ready(self, fields: tuple[int, ...]) -> None:
-        number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields[1:]
+        _request, number, _latency_ns, slot, slot_generation, generation, round_number, anchor, depth, form, epoch = fields
         ticket = self._tickets.pop(number, None)
         if ticket is None:  # nobody waits for it any more (its request was closed): the slot goes back at once
             self.send(m.RELEASE, slot, slot_generation)
@@ -210,9 +215,10 @@ class AttachedReceiver(AttachedSide, TargetSide):
             owner=ticket.request.owner,
         )
         self._held[slot] = slot_generation
-        begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
-        proposal = Proposal(self, ticket.request, ticket.facts)
-        ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
+        if self.copies.stage is not None:
+            begins_ns = monotonic_ns() if self.rank else ticket.enqueued_ns  # the budget is rank 0's, which may be behind us
+            proposal = Proposal(self, ticket.request, ticket.facts)
+            ticket.rows_up = self.copies.begin(proposal, ticket.request, ticket.enqueued_ns, begins_ns + ticket.budget_ns)
 
     def _disagree(self, ticket: RecordTicket, anchor: int) -> None:
         """Rank 0 has other committed tokens than we, or we count its rounds differently: this rank leaves, which ends the epoch,
@@ -290,7 +296,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round, epoch_over=self.between_epochs)
         if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
-        check_step(self, self._dense, self._sparse, depth, temperature, support)
+        limits = self._limits
+        check_step(limits["depth"], limits["support"], self._dense, self._sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
         if request.in_flight:
             refuse_unsettled(request, any(ticket.request is request for ticket in self._tickets.values()))
@@ -387,12 +394,11 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def _hear_commit(self, request: Request, round: int) -> None:
         """In a group the daemon knows best whether the epoch still stands: waits for its word."""
-        give_up_ns = monotonic_ns() + GRACE_NS
+        patience = Patience(self, GRACE_NS)
         answer = self._answer
         life = self._life
         while request.request in answer and answer[request.request] is None and self._life == life:
-            self.serve(give_up_ns)
-            if monotonic_ns() >= give_up_ns:
+            if not patience.serve() and answer.get(request.request, self) is None:
                 self.give_up_daemon()
         refused = answer.pop(request.request, None)
         if refused is not None or self._life != life:

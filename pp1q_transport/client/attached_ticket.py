@@ -17,7 +17,24 @@ if TYPE_CHECKING:
     from .copying import RowsUp
 
 GRACE_NS: Final = 2_000_000_000  # past a STEP's budget the daemon has answered; one that has not by then hangs
+LOOK_NS: Final = 50_000_000
 _NONE: Final = (0, 0, 0)
+
+
+class Patience:
+    """How long a daemon may be silent. Only what this process waited counts: after a pause of its own (a debugger, a collection,
+    a stopped container) the answer may be there already, or the daemon was stopped as well."""
+
+    def __init__(self, receiver: AttachedReceiver, most_ns: int) -> None:
+        self._receiver = receiver
+        self._left_ns = max(most_ns, LOOK_NS)
+
+    def serve(self) -> bool:
+        """One pass of the receiver's. Whether there is patience left."""
+        before_ns = monotonic_ns()
+        self._receiver.serve(before_ns + min(self._left_ns, LOOK_NS))
+        self._left_ns -= min(monotonic_ns() - before_ns, LOOK_NS)
+        return self._left_ns > 0
 
 
 class RecordTicket:
@@ -60,13 +77,13 @@ class RecordTicket:
 
     def wait(self) -> Proposal:
         """See `proposal.Ticket.wait`."""
-        patient = self._receiver.rank > 0  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
+        patience = Patience(self._receiver, self.deadline_ns - monotonic_ns())
         while not self.known:
             if self.rows_up is not None:
                 self._receiver.await_copies(self.rows_up)
-                continue
-            self._receiver.serve(monotonic_ns() + GRACE_NS if patient else self.deadline_ns)
-            if not patient and monotonic_ns() >= self.deadline_ns and not self.known:
+            elif self._receiver.rank > 0:  # rank 0 alone watches the budget; the others wait for its decision (SPEC section 4)
+                self._receiver.serve(monotonic_ns() + GRACE_NS)
+            elif not patience.serve() and not self.known:
                 self._receiver.give_up_daemon()
         if self.rows_up is not None and not self.rows_up.lost:
             return self.rows_up.result()

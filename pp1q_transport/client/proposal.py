@@ -7,7 +7,7 @@ nothing itself. SPEC sections 4 and 9.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -60,8 +60,7 @@ class Q:
         return as_tensors(self.values, self.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class ProposalFacts:
+class ProposalFacts(NamedTuple):
     """What a proposal is: its slot and generation, its request's generation and round, the position before its first token,
     its size and form, how long it took (STEP enqueued to q-ready, ns), and the group's epoch it was decided in."""
 

@@ -88,10 +88,9 @@ class SlotTicket:
 
     def facts(self) -> ProposalFacts:
         """What became of it, once settled: the facts of a ready proposal, or `ProposalDiscarded`."""
-        slot = self._slot
-        if slot.generation != self._generation or slot.state != st.READY:
-            reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
-            raise ProposalDiscarded(reason, self.request.request, self.round, self._next_generation)
+        slot = self.ready_slot()
+        if slot is None:
+            raise self.discarded()
         return ProposalFacts(
             session=self._session,
             slot=slot.index,
@@ -101,9 +100,23 @@ class SlotTicket:
             anchor=slot.anchor,
             depth=slot.depth,
             representation=slot.representation,
-            latency_ns=slot.ready_ns - slot.enqueued_ns,
+            latency_ns=self.latency_ns(),
             trace_id=self.trace_id,
         )
+
+    def ready_slot(self) -> Slot | None:
+        """The slot while it holds this proposal, ready; None once the proposal is discarded."""
+        slot = self._slot
+        return slot if slot.generation == self._generation and slot.state == st.READY else None
+
+    def discarded(self) -> ProposalDiscarded:
+        """Why there is nothing ready."""
+        reason = Reason.from_code(self._reason) if self._reason else Reason.CANCELLED
+        return ProposalDiscarded(reason, self.request.request, self.round, self._next_generation)
+
+    def latency_ns(self) -> int:
+        """From the STEP's enqueuing to q-ready, in ns."""
+        return self._slot.ready_ns - self._slot.enqueued_ns
 
     def tail_ns(self) -> int:
         """From the last row's last byte to q-ready, in ns."""
@@ -248,22 +261,30 @@ class Receiver(Endpoint, TargetSide):
         if self.copies:
             self.copies.look()
         terms = session.terms
-        check_step(self, terms.dense, terms.sparse, depth, temperature, support)
+        check_step(terms.depth, terms.support, terms.dense, terms.sparse, depth, temperature, support)
         check_numbers(budget_us, target_context, trace_id)
         if request.in_flight:
             refuse_unsettled(request, any(ticket.request is request for ticket in self._tickets.values()))
-        representation = wire.DENSE if support is None else wire.SPARSE
+        drafted = terms.depth if depth is None else depth
+        return self._ask(session, request, drafted, temperature, support or _DENSE_POLICY, target_context, budget_us, trace_id)
+
+    def _ask(
+        self,
+        session: ReceiverSession,
+        request: Request,
+        depth: int,
+        temperature: float,
+        support: int,
+        target_context: int,
+        budget_us: int,
+        trace_id: int,
+    ) -> SlotTicket:
+        """`enqueue` of numbers that fit the frame; the session judges them. `support` 0 asks for dense q."""
+        representation = wire.SPARSE if support else wire.DENSE
+        now_ns = kernels.monotonic_ns()
         try:
             slot = session.step(
-                request,
-                kernels.monotonic_ns(),
-                session.terms.depth if depth is None else depth,
-                temperature,
-                support or _DENSE_POLICY,
-                representation,
-                target_context,
-                budget_us,
-                trace_id,
+                request, now_ns, depth, temperature, support, representation, target_context, budget_us, trace_id
             )
         except PeerFault as fault:  # a peer that does not read, or a counter that ran out: the session is over
             self.engine.fail(fault.reason)

@@ -240,11 +240,11 @@ def _nobody() -> None:
 
 
 def check_step(
-    limits: TargetSide, dense: bool, sparse: bool, depth: int | None, temperature: float, support: int | None
+    depth_most: int, support_most: int, dense: bool, sparse: bool, depth: int | None, temperature: float, support: int | None
 ) -> None:
     """Raises `LocalMisuse` for what the leader would have to refuse."""
     if depth is not None:
-        whole("depth", depth, 1, limits.limit("depth"))
+        whole("depth", depth, 1, depth_most)
     try:
         fits = 0.0 <= temperature <= TEMPERATURE_MOST
     except TypeError:
@@ -254,7 +254,7 @@ def check_step(
     if not (dense if support is None else sparse):
         raise LocalMisuse(f"{'dense' if support is None else 'sparse'} q was not negotiated")
     if support is not None:
-        whole("support", support, 1, limits.limit("support"))
+        whole("support", support, 1, support_most)
 
 
 def check_numbers(budget_us: int, target_context: int, trace_id: int) -> None:
@@ -277,6 +277,8 @@ def refuse_unsettled(request: Request, under_way: bool) -> NoReturn:
 
 def whole(name: str, value: int, least: int, most: int) -> None:
     """Raises `LocalMisuse` for a number that is no integer (numpy's are) in `least`..`most`."""
+    if type(value) is int and least <= value <= most:  # most often
+        return
     try:
         number = index(value)
     except TypeError:

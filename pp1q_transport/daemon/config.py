@@ -21,6 +21,7 @@ from ..keys import is_key
 from ..links.rdma_config import RdmaConfig, config_from
 from ..session.hello import Hello, Role, make_hello
 from ..session.shards import VOCABULARY, range_of
+from .capturing import capture_settings
 from .settings import (
     GROUP_MODES,
     MAX_PEERS,
@@ -52,7 +53,7 @@ SOCKET_PATH_BYTES: Final = 107  # sun_path without its NUL
 SOCKET_MODES: Final = (0o600, 0o660)
 LINKS: Final = ("tcp", "shm", "rdma")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-_TABLES: Final = ("daemon", "session", "keys", "peer", "group", "draft", "breaker", "watch", "rdma")
+_TABLES: Final = ("daemon", "session", "keys", "peer", "group", "draft", "breaker", "watch", "rdma", "capture")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LINE_NAMES: Final = re.compile(r"[ \t]*(\[{1,2}[\w.-]{1,64}\]{1,2}|[\w.-]{1,64}(?=[ \t]*=))")
 End = PeerSettings | GroupSettings | DraftSettings
@@ -118,6 +119,7 @@ def parse(text: str, source: str) -> DaemonConfig:
         watch=_watch(Table(source, "[watch]", tables.get("watch", {}))),
         draft=_draft(Table(source, "[draft]", tables.get("draft", {})), base),
         rdma=_rdma(source, tables["rdma"]) if "rdma" in tables else None,
+        capture=capture_settings(Table(source, "[capture]", tables["capture"]), base) if "capture" in tables else None,
     )
     _judge(config)
     return config

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..counters import Counters
     from ..engine import Engine, EngineConfig
     from ..local.attach import Attached
+    from ..memory import Memory
     from ..session.leader import Grant, LeaderSession
     from .drafting import DraftRanks
     from .leading_group import ServedGroup
@@ -38,10 +39,11 @@ class ServedLeader(Leader):
         self.on_edge: Callable[[int, int], None] | None = None  # (session, 0) came up, (0, reason code) went down
         super().__init__(config)
 
-    def row_offset(self, slot: int, row: int) -> int:
-        """Where a row lies in the staging memory."""
-        assert self._staging is not None
-        return self._staging.views.geometry.row_offset(slot, row)
+    def row_place(self, slot: int, row: int) -> tuple[Memory, int]:
+        """The staging memory, and where a row lies in it."""
+        staging = self._staging
+        assert staging is not None
+        return staging.region.memory, staging.views.geometry.row_offset(slot, row)
 
     @property
     def engines(self) -> list[Engine]:
@@ -242,14 +244,14 @@ class DraftPort(ClientPort):
         row = position - grant.anchor - 1
         if not 0 <= row < grant.depth:
             raise PeerFault(Reason.POSITION_BOUNDS, f"position {position} of slot {slot}")
-        at = leader.row_offset(slot, row)
+        memory, at = leader.row_place(slot, row)
         if self.ranks is not None and row == grant.rows and 0 <= token < session.terms.vocab_size:
             self.ranks.targets[target].token(grant, position, token)
             self.ranks.flush()  # a rank needs it for its part of the next row, which is computed already
             if not grant.alive(generation):
                 return
         try:
-            if session.put_row(grant, generation, position, token, entries, leader.region.memory, at, length):
+            if session.put_row(grant, generation, position, token, entries, memory, at, length):
                 self.bytes_sent += length
                 self.whole_sent += row + 1 == grant.depth
         except LocalMisuse as error:  # the draft's, and for us a peer's fault: its proposal ends, it is cut off

@@ -22,6 +22,7 @@ from .opened import lasting
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..memory import Memory
     from ..session.terms import SessionTerms
 
 
@@ -92,9 +93,9 @@ class ServedGroup:
         """The open requests, as rank 0 states them."""
         return self.group.requests
 
-    def row_offset(self, slot: int, row: int) -> int:
-        """Where a whole row lies in the staging memory."""
-        return self.geometry.row_offset(slot, row)
+    def row_place(self, slot: int, row: int) -> tuple[Memory, int]:
+        """The staging memory, and where a whole row lies in it."""
+        return self.region.memory, self.geometry.row_offset(slot, row)
 
     def rows_done(self) -> int:
         """Whole rows sent, over all sessions."""

@@ -179,15 +179,16 @@ class Loop:
     def _sleep(self) -> None:
         attached = self.port.attached
         channel = attached.channel if attached is not None else None
-        ready: set[int] = set()
+        events: list[tuple[int, int]] = []
         slept = False
         if (channel is None or channel.prepare_sleep()) and self._watch(attached):
             slept = True
             try:
-                ready.update(descriptor for descriptor, _events in self._poller.poll(SLEEP_AT_MOST_MS))
+                events = self._poller.poll(SLEEP_AT_MOST_MS)
             except InterruptedError:  # a signal whose handler raised nothing: the turn looks at what it asked for
                 self._rare_ns = 0
             self.sleeps += 1
+        ready = {descriptor for descriptor, _events in events}
         if channel is not None:
             rung = channel.fileno() in ready
             channel.after_sleep(rung)

@@ -38,6 +38,10 @@ def meaning(config: DaemonConfig) -> list[str]:
     lines.append(("metrics", metrics))
     if daemon.role is Role.RECEIVER and not config.group.rank:  # who decides whether a STEP is sent
         lines.append(("breaker", _breaker(config)))
+    if config.capture is not None:
+        kept = config.capture
+        what = "without tokens and q" if kept.redact else "with all tokens and q"
+        lines.append(("capture", f"{kept.file}, {kept.files} files of {kept.file_mib} MiB, {what}"))
     return [f"  {label:<{_LABEL}}{text}" for label, text in lines]
 
 

@@ -15,6 +15,7 @@ from ..engine import Engine, EngineConfig, terms_ahead
 from ..errors import PeerFault, Reason
 from ..local import messages as m
 from ..session import slots as st
+from ..session.group import READY
 from ..session.group_member import Member
 from ..session.member import MemberSession
 from ..session.slots import SlotTable
@@ -118,25 +119,23 @@ class MemberRank:
             for index in session.fences:
                 session.fenced(index, link.fence(index))
             session.fences.clear()
-        if session.settled or session.refusals:
-            self._collect(session)
         if not session.outbox.empty():
             self.engine.flush()
         return moved
 
+    def collect(self) -> None:
+        """Brings `outcomes` up to what came in so far: whatever sends may have taken in frames as well."""
+        if self.session is not None:
+            self._collect(self.session)
+
     def _collect(self, session: MemberSession) -> None:
-        fresh: list[tuple[int, Outcome]] = []
-        for slot in session.settled:
-            reason = None if slot.state == st.READY else Reason.from_code(slot.reason) if slot.reason else Reason.PEER_LOST
-            generation = slot.request_generation + (reason is not None)
-            fresh.append((slot.request, Outcome(reason, slot.index, slot.generation, generation, slot.round)))
+        for end in session.ends:
+            reason = None if end.code == READY else Reason.from_code(end.code)
+            # The noise of a granted round that is void is spent; a refused one's generation is what the ranks go on with.
+            generation = end.request_generation + (reason is not None and end.slot_generation > 0)
+            self.outcomes.append((end.request, Outcome(reason, end.slot, end.slot_generation, generation, end.round)))
+        session.ends.clear()
         session.settled.clear()
-        for request, generation, round_number, why in session.refusals:
-            fresh.append((request, Outcome(why, 0, 0, generation, round_number)))
-        session.refusals.clear()
-        # Both kinds may have come in one look: the process's STEPs meet them in the order of rank 0's rounds.
-        fresh.sort(key=lambda each: each[1].round)
-        self.outcomes += fresh
 
     def release(self, slot: Slot, generation: int) -> None:
         """Gives a READY slot back; rank 0 hears of it."""
@@ -306,17 +305,19 @@ class MemberPort(ClientPort):
     def report(self, now_ns: int) -> None:
         """See `ClientPort.report`."""
         rank = self.rank
+        if self._agreed is not None:
+            self._agree()
+        late_ns = self.late_ns(now_ns)
+        if late_ns:
+            rank.quarantine_overdue(late_ns)
+        # Last, and nothing is sent after it: what is told is all that came in, and grants are of rounds after that.
+        rank.collect()
         while rank.outcomes:  # a rank that leaves by one of them has more of them
             outcomes = rank.outcomes[:]
             rank.outcomes.clear()
             for request, outcome in outcomes:
                 self._settle(request, outcome)
         self._tell_epoch()
-        if self._agreed is not None:
-            self._agree()
-        late_ns = self.late_ns(now_ns)
-        if late_ns:
-            rank.quarantine_overdue(late_ns)
 
     def _settle(self, request: int, outcome: Outcome) -> None:
         owed = self._owed.pop(request, 0)

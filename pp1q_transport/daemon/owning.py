@@ -179,25 +179,49 @@ class OwnMemberPort(MemberPort):
     # ---- grants that meet their STEP ----------------------------------------------------------------------------
 
     def report(self, now_ns: int) -> None:
-        """See `ClientPort.report`. What became of earlier rounds is told first: a STEP asks for the one after them."""
+        """See `ClientPort.report`."""
         super().report(now_ns)
+        while self._ask():
+            super().report(now_ns)
+
+    def _ask(self) -> bool:
+        """Whether grants met the STEPs that asked for them. A STEP that waits asks for the round after those of which its process
+        was told what became of them, so all that came in must be told before: sending takes in more."""
         group = self.own_rank.joint.group
         if group is None or not group.pending:
-            return
+            return False
         void = [slot for request, slot in group.pending.items() if self.owes(request)]
         for slot in void:
             group.refuse_granted(slot, Reason.CANCELLED)
         met = [slot for request, slot in group.pending.items() if request in self._waiting]
         for slot in met:
-            self._meet(group, slot)
+            if self.own_rank.member.open:  # else one of them made us leave, and the rest is void by that
+                self._meet(group, slot)
         if met or void:
             self.after_records()
+        return bool(met or void)
+
+    def _disagree(self, request: Request, slot: Slot) -> None:
+        """Rank 0 has other committed tokens than our process, and would for ever: this rank leaves, so that all agree anew. Here
+        and not at the process (`AttachedReceiver`), which hears of no round that is void."""
+        self.counters.refuse(Reason.RANK_DISAGREE)
+        self.log.error(
+            "rank_disagree",
+            reason=Reason.RANK_DISAGREE.value,
+            request=request.request,
+            anchor=slot.anchor,
+            ours=request.anchor,
+        )
+        self.rank.leave(Reason.RANK_DISAGREE)
 
     def _meet(self, group: OwnMemberSession, slot: Slot) -> None:
         own = self.own_rank.own
         request, asked = own.requests.get(slot.request), self._asked.get(slot.request)
         if request is None or asked is None or not own.knows(slot.request):
             group.refuse_granted(slot, Reason.REQUEST_UNKNOWN)
+            return
+        if request.anchor != slot.anchor:
+            self._disagree(request, slot)
             return
         _request, _ticket, context, trace_id, temperature, _generation, _round, depth, support, _budget, owner = asked
         session = own.session

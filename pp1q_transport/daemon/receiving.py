@@ -156,15 +156,7 @@ class TargetPort(ClientPort):
             self._discarded(fields, refused)
             return
         try:
-            ticket = receiver.enqueue(
-                request,
-                depth=depth,
-                temperature=temperature,
-                support=support or None,
-                budget_us=budget_us,
-                target_context=context,
-                trace_id=trace_id,
-            )
+            ticket = receiver.ask(request, depth, temperature, support, context, budget_us, trace_id)
         except (ProposalDiscarded, LocalMisuse) as error:
             if self.breaker is not None:
                 self.breaker.discarded(Reason.CANCELLED, now_ns, turn)  # never sent: a probe in its place may go at once
@@ -257,8 +249,10 @@ class TargetPort(ClientPort):
         if receiver.outcomes:
             outcomes = receiver.outcomes[:]
             receiver.outcomes.clear()
-            for ticket in outcomes:
-                self._outcome(ticket, now_ns)
+            ready = [ticket for ticket in outcomes if self._outcome(ticket, now_ns)]
+            self.flush(now_ns)  # before the books are kept: the target waits for nothing else
+            for ticket in ready:
+                self._count_ready(ticket)
         if receiver.edges:
             for session, code in receiver.edges:
                 if session:
@@ -281,45 +275,51 @@ class TargetPort(ClientPort):
             self._told_epoch = (group.epoch, state)
             self.send(m.EPOCH, group.epoch, state, Reason.PEER_LOST.code, self.receiver.engine.config.hello.boot_nonce & U32_MAX)
 
-    def _outcome(self, ticket: ServedTicket, now_ns: int) -> None:
+    def _outcome(self, ticket: ServedTicket, now_ns: int) -> bool:
+        """Tells the target what became of a STEP. Returns whether it is ready."""
         if self._live.get(ticket.number) is not ticket:
-            return  # of a target that is gone
+            return False  # of a target that is gone
         del self._live[ticket.number]
-        request = ticket.request
-        try:
-            facts = ticket.facts()
-        except ProposalDiscarded as discarded:
-            if self.breaker is not None:
-                self.breaker.discarded(discarded.reason, now_ns, ticket.turn)
-            self.log.debug(
-                "discarded",
-                reason=discarded.reason.value,
-                request=request.request,
-                round=discarded.round,
-                slot=ticket.slot,
-                trace_id=ticket.trace_id,
-            )
-            generation = discarded.generation
-            self.send(m.DISCARDED, request.request, ticket.number, discarded.reason.code, discarded.round, generation, 0)
-            return
-        if self.breaker is not None:
-            self.breaker.ready(ticket.turn)
-        self.latency.add(facts.latency_ns)
-        self.tail.add(ticket.tail_ns())
+        request, slot = ticket.request, ticket.ready_slot()
+        if slot is None:
+            self._tell_discarded(ticket, now_ns)
+            return False
         self.send(
             m.READY,
             request.request,
             ticket.number,
-            facts.latency_ns,
-            facts.slot,
-            facts.slot_generation,
-            facts.request_generation,
-            facts.round,
-            facts.anchor,
-            facts.depth,
-            facts.representation if self.group is None or self.group.is_ours(request.owner) else 0,
-            facts.epoch,
+            slot.ready_ns - slot.enqueued_ns,
+            slot.index,
+            slot.generation,
+            slot.request_generation,
+            slot.round,
+            slot.anchor,
+            slot.depth,
+            slot.representation if self.group is None or self.group.is_ours(request.owner) else 0,
+            0,
         )
+        return True
+
+    def _tell_discarded(self, ticket: ServedTicket, now_ns: int) -> None:
+        discarded, request = ticket.discarded(), ticket.request.request
+        reason = discarded.reason
+        if self.breaker is not None:
+            self.breaker.discarded(reason, now_ns, ticket.turn)
+        self.log.debug(
+            "discarded",
+            reason=reason.value,
+            request=request,
+            round=discarded.round,
+            slot=ticket.slot,
+            trace_id=ticket.trace_id,
+        )
+        self.send(m.DISCARDED, request, ticket.number, reason.code, discarded.round, discarded.generation, 0)
+
+    def _count_ready(self, ticket: ServedTicket) -> None:
+        if self.breaker is not None:
+            self.breaker.ready(ticket.turn)
+        self.latency.add(ticket.latency_ns())
+        self.tail.add(ticket.tail_ns())
 
     def _refuse(self, request: int, number: int, reason: Reason, error: LocalMisuse | PeerFault) -> None:
         self.counters.add("client_misuse")

@@ -6,10 +6,11 @@ no room for now is opened later. Reads no records. SPEC sections 4 and 9.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .._native.kernels import monotonic_ns
 from ..client.target import OPENS_QUEUED_BYTES, Receiver, SlotTicket
+from ..client.target_side import refuse_unsettled
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ class ServedTicket(SlotTicket):
     turn = 0  # the breaker's, when the STEP was let through
 
     def settle(self, slot: Slot) -> None:
-        """See `SlotTicket.settle`."""
-        super().settle(slot)
-        served = self._receiver
-        assert isinstance(served, ServedReceiver)
-        served.outcomes.append(self)
+        """See `SlotTicket.settle`. No copies begin: a daemon has no device."""
+        if slot.generation == self._generation:
+            self._reason = slot.reason
+        self._receiver.outcomes.append(self)  # type: ignore[attr-defined]  # a `ServedReceiver`'s
 
 
 class ServedReceiver(Receiver):
@@ -87,11 +87,26 @@ class ServedReceiver(Receiver):
                 self.engine.log.warning("request_not_opened", request=request.request, error=str(error))
             self.engine.flush()
 
-    def enqueue(self, request: Request, **options: Any) -> SlotTicket:
-        """See `Receiver.enqueue`; also raises `ProposalDiscarded(overload)` for a request that the leader has not heard of."""
+    def ask(
+        self,
+        request: Request,
+        depth: int,
+        temperature: float,
+        support: int,
+        target_context: int,
+        budget_us: int,
+        trace_id: int,
+    ) -> SlotTicket:
+        """See `Receiver.enqueue`, of an open request and numbers that a record held; `support` 0 asks for dense q. Also raises
+        `ProposalDiscarded(overload)` for a request that the leader has not heard of."""
+        session = self.session
         if request.request in self._unopened:
             raise ProposalDiscarded(Reason.OVERLOAD, request.request, request.round)
-        return super().enqueue(request, **options)
+        if session is None:
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+        if request.in_flight:
+            refuse_unsettled(request, any(ticket.request is request for ticket in self._tickets.values()))
+        return self._ask(session, request, depth, temperature, support, target_context, budget_us, trace_id)
 
     def commit(self, request: Request, round: int, source: int, accepted: int, tokens: Iterable[int]) -> None:
         """See `TargetSide.commit`."""

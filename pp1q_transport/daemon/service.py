@@ -21,6 +21,7 @@ from ..session.breaker import Breaker
 from ..session.negotiate import Role
 from ..session.shards import GROUP_MODES, REPLICATE, VOCABULARY
 from . import config as configuration
+from .capturing import open_capture
 from .discards import DiscardLines
 from .drafting import DraftRanks
 from .following import FollowedTarget, FollowPort
@@ -73,6 +74,9 @@ class Service:
 
     def _build(self) -> None:
         config = self.config
+        self.capture = open_capture(config.capture) if config.capture is not None else None
+        if self.capture is not None:
+            self._closers.append(self.capture.close)  # the first of them is called last
         self.server = AttachServer(
             str(config.daemon.socket), frozenset(config.daemon.allow_uids), self.counters, mode=config.daemon.socket_mode
         )
@@ -123,7 +127,9 @@ class Service:
         self, hello: Hello, end: PeerSettings | GroupSettings | DraftSettings, name: str, rdma: RdmaConfig | None = None
     ) -> EngineConfig:
         keys = self.config.keys_for(end)
-        return EngineConfig(hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, name=name, rdma=rdma)
+        return EngineConfig(
+            hello, end.listen, end.connect, keys, idle=Idle.BLOCK, stubborn=True, name=name, rdma=rdma, capture=self.capture
+        )
 
     def _build_leaders(self) -> DraftPort:
         leaders: list[ServedLeader | ServedGroup] = []
@@ -424,6 +430,7 @@ class Service:
         sums: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
         own = [end.counters for end in self.ends if end.counters is not self.counters]
         own += [end.share.counters for end in self.ends if isinstance(end, FollowedTarget) and end.share is not None]
+        own += [end.own.counters for end in self.ends if isinstance(end, OwnRank)]
         for counters in (self.counters, *own):
             for total, part in zip(sums, (counters.totals, counters.reasons, counters.discards), strict=True):
                 for name, amount in part.items():

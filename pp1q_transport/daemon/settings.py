@@ -142,6 +142,16 @@ class WatchSettings:
     release_after_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSettings:
+    """[capture]: the frames of every link of this daemon, in up to `files` pcapng files."""
+
+    file: Path
+    file_mib: int = 256
+    files: int = 4
+    redact: bool = False  # no tokens, no q
+
+
 class Changes(NamedTuple):
     """What differs between two configurations, as "table.key": what a reload applies, and what needs a restart."""
 
@@ -163,6 +173,7 @@ class DaemonConfig:
     watch: WatchSettings
     draft: DraftSettings = DraftSettings()
     rdma: RdmaConfig | None = None
+    capture: CaptureSettings | None = None
 
     def hello(self, peer: PeerSettings, boot_nonce: int) -> Hello:
         """The HELLO this daemon states to `peer`. Raises `ConfigError`."""
@@ -288,7 +299,8 @@ def _flat(tables: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 __all__ = [
-    "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "DraftSettings", "GROUP_MODES", "GroupSettings",
+    "BreakerSettings", "CaptureSettings", "Changes", "DaemonConfig", "DaemonSettings", "DraftSettings", "GROUP_MODES",
+    "GroupSettings",
     "IdleStrategy",
     "KeySettings", "LIVE", "MAX_PEERS", "MAX_RANKS", "MetricsAddress", "PeerSettings", "SessionSettings",
     "WatchSettings",

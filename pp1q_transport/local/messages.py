@@ -64,6 +64,7 @@ EPOCH_OPEN: Final = 3
 MAX_TEXT_BYTES: Final = 512
 
 Value = int | float
+_NOTHING: Final = memoryview(b"")
 
 
 class Message(NamedTuple):
@@ -179,7 +180,7 @@ def unpack(kind: int, view: ReadMemory, direction: int = _BOTH) -> tuple[tuple[A
     for index in message.zeros:
         if values[index]:
             raise PeerFault(Reason.RESERVED_BITS, f"a {message.name} record's zero field holds {values[index]}")
-    return values, memoryview(view)[size:]
+    return values, memoryview(view)[size:] if message.has_payload else _NOTHING
 
 
 def pack(kind: int, *values: Value) -> bytes:

@@ -7,18 +7,18 @@ What the owner (a daemon) does, all in one thread:
 
 - makes one `Member` and one `SlotTable(geometry, rank)` with its memory in its life, and a `MemberSession` for each session of
   the group link; calls `up()` once the link runs and `lost(reason)` when it is gone;
-- reads `settled`, `fences` and `news` as of every landing session, and hands finished fences to `fenced`;
+- reads `ends` (what became of each round, in rank 0's order) and clears them with `settled`; reads `fences` and `news`, and hands
+  finished fences to `fenced`;
 - gives slots back with `release` of the session (of the table while there is none), so that rank 0 hears of it;
 - while `asking`, hands the digest of its target process's committed state to `agree`, which waits until every slot is FREE; holds
   commits back from then until `open`;
-- reads `refusals`: rounds of a request for which there will be no grant;
 - calls `leave(reason)` when its target process is gone, and releases what that process held;
 - asks `may_commit` before its target process commits a proposal: after the epoch's end the answer is no (`peer_lost`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import wire
 from ..errors import LocalMisuse, PeerFault, Reason
@@ -46,6 +46,18 @@ _UNEXPECTED_KIND: Final = Reason.UNEXPECTED_KIND.code
 _RESERVED_BITS: Final = Reason.RESERVED_BITS.code
 
 
+class End(NamedTuple):
+    """What became of one round of a request, as of the moment it did: its slot may be granted again before the owner looks.
+    `code`: `READY`, or that of the reason. Slot and generation are 0 for a round that rank 0 sent no STEP for."""
+
+    request: int
+    request_generation: int
+    round: int
+    code: int
+    slot: int
+    slot_generation: int
+
+
 class MemberSession(LandingSession):
     """State of one session of a group link at the rank of `member`. `terms` are the link's own: its leader is the coordinator."""
 
@@ -63,7 +75,7 @@ class MemberSession(LandingSession):
             raise LocalMisuse(f"the slot table of rank {table.rank} at rank {member.rank}")
         self.member: Member = member
         self.decision_bytes: int = 0  # the most that a DECIDE may carry
-        self.refusals: list[tuple[int, int, int, Reason]] = []  # (request, generation, round, why): rank 0 sent no STEP
+        self.ends: list[End] = []
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
 
@@ -128,6 +140,21 @@ class MemberSession(LandingSession):
         """See `LandingSession.fenced`."""
         super().fenced(index, was_landing)
         self._give_back(self.table.slots[index])
+
+    # ---- what became of rounds ----------------------------------------------------------------------------------
+
+    def make_ready(self, slot: Slot, now_ns: int) -> None:
+        """See `LandingSession.make_ready`."""
+        super().make_ready(slot, now_ns)
+        self._end(slot, READY)
+
+    def settle_void(self, slot: Slot, code: int, count: bool = True) -> None:
+        """See `LandingSession.settle_void`."""
+        super().settle_void(slot, code, count)
+        self._end(slot, code)
+
+    def _end(self, slot: Slot, code: int) -> None:
+        self.ends.append(End(slot.request, slot.request_generation, slot.round, code, slot.index, slot.generation))
 
     # ---- what this rank finds -----------------------------------------------------------------------------------
 
@@ -223,7 +250,7 @@ class MemberSession(LandingSession):
             return -_RESERVED_BITS
         if header.subject == wire.STEP:
             if self.member.open:  # else it is of an epoch that is over: no STEP of ours waits for it, nor is to meet it later
-                self.refusals.append((header.request, header.request_generation, header.round, Reason.from_code(header.status)))
+                self.ends.append(End(header.request, header.request_generation, header.round, header.status, 0, 0))
             return 0
         self.counters.add("peer_status")
         self.peer_status = header.status

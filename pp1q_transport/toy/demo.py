@@ -20,6 +20,7 @@ from .rounds import RECONNECT_S, DemoResult, TargetLoop, draft_rows, re_form
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..capture.recorder import Capture
     from ..session.outbox import Outbox
     from ..verify import Verdict
 
@@ -175,8 +176,10 @@ def _parse_injected(body: object) -> list[tuple[str, int, int, int]]:
     return injected
 
 
-def open_target(options: DemoOptions, listen: str = "tcp://127.0.0.1:0") -> Receiver:
-    """The receiver of a demo, listening."""
+def open_target(options: DemoOptions, listen: str = "tcp://127.0.0.1:0", capture: Capture | None = None) -> Receiver:
+    """The receiver of a demo, listening; `capture` takes what it hears and says."""
     hello = make_hello(Role.RECEIVER, new_boot_nonce(), **options.hello_options())
     rdma = options_for(options.link, options.rdma)
-    return open_receiver(EngineConfig(hello=hello, listen=listen, wait_for_peer=options.survives_links, rdma=rdma))
+    return open_receiver(
+        EngineConfig(hello=hello, listen=listen, wait_for_peer=options.survives_links, rdma=rdma, capture=capture)
+    )

@@ -22,7 +22,7 @@ from ..errors import ConfigError, PeerFault, Reason
 from ..links.rdma_config import options_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 PORTS: Final = range(16_384, 32_768)
 START_S: Final = 60.0
@@ -90,7 +90,12 @@ class Deployment:
     """The processes of one deployment by name: "leader", "receiver0".., "draft", "target0"..., and "leader1".. and "draft1".. for
     more ranks of the draft. A context manager."""
 
-    def __init__(self, shape: Shape, target_command: Mapping[int, list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        target_command: Mapping[int, list[str]] | None = None,
+        daemon_words: Callable[[str], list[str]] = lambda _name: [],
+    ) -> None:
         self.shape = shape
         self._home = tempfile.TemporaryDirectory(prefix="pp1q-")
         self.home = Path(self._home.name)
@@ -98,10 +103,8 @@ class Deployment:
         ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(2 + (shape.ranks if shape.own_links else 1))]
         self._write_configs(ports[2:], ports[0], ports[1])
         module = [sys.executable, "-m", "pp1q_transport.cli"]
-        for name in self._drafts("leader"):
-            self._add(name, [*module, "daemon", "--config", str(self.home / f"{name}.toml")])
-        for rank in range(shape.ranks):
-            self._add(f"receiver{rank}", [*module, "daemon", "--config", str(self.home / f"receiver{rank}.toml")])
+        for name in (*self._drafts("leader"), *(f"receiver{rank}" for rank in range(shape.ranks))):
+            self._add(name, [*module, "daemon", "--config", str(self.home / f"{name}.toml"), *daemon_words(name)])
         packed = shape.packed()
         for rank, (name, daemon) in enumerate(zip(self._drafts("draft"), self._drafts("leader"), strict=True)):
             place = ["--attach", self.socket(daemon), "--rank", str(rank)]

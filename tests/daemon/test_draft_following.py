@@ -320,7 +320,7 @@ def test_a_token_is_on_its_way_before_its_row_and_only_if_it_can_be_one(position
         target=0,
         session=SimpleNamespace(grants=[grant], terms=SimpleNamespace(vocab_size=64, session=9), put_row=put_row),
         region=SimpleNamespace(memory=bytearray(64)),
-        row_offset=lambda _slot, _row: 0,
+        row_place=lambda _slot, _row: (bytearray(4096), 0),
         on_open=nothing, on_commit=nothing, on_reset=nothing, on_close=nothing,
     )  # fmt: skip
     port = DraftPort([leader], Counters())  # type: ignore[list-item]

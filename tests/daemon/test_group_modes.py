@@ -214,6 +214,8 @@ def test_a_rank_whose_process_asks_for_something_else_discards_on_all(mode: str)
         bed.up()
         draft_beside(bed)
         both(bed, act)
+        reasons = [bed.status(f"receiver{rank}")["reasons"] for rank in range(2)]
+        assert [each.get("context_mismatch") for each in reasons] == [1, 1], "found at rank 1, decided for both"
 
 
 @pytest.mark.slow

@@ -11,29 +11,12 @@ from pp1q_transport.counters import Counters
 from pp1q_transport.daemon.membership import MemberPort, MemberRank, Outcome
 from pp1q_transport.errors import Reason
 from pp1q_transport.local import messages as m
-from pp1q_transport.session import slots as st
 from pp1q_transport.session.group import Phase
 from pp1q_transport.session.group_member import Member
-from pp1q_transport.session.member import MemberSession
 
 if TYPE_CHECKING:
     from pp1q_transport.local.attach import Attached
     from pp1q_transport.session.slots import SlotTable
-
-
-def test_a_round_that_was_refused_comes_before_the_granted_one_after_it_when_both_came_in_one_look() -> None:
-    """The leader was away for a round and is back: a member that was slow finds the refusal and the next outcome together."""
-    rank = MemberRank.__new__(MemberRank)
-    rank.outcomes = []
-    slot = SimpleNamespace(state=st.READY, reason=0, request=1, request_generation=4, index=2, generation=9, round=6)
-    session = SimpleNamespace(settled=[slot], refusals=[(1, 4, 5, Reason.PEER_LOST), (2, 4, 7, Reason.CANCELLED)])
-    rank._collect(cast("MemberSession", session))
-    assert [(request, outcome.round, outcome.reason) for request, outcome in rank.outcomes] == [
-        (1, 5, Reason.PEER_LOST),
-        (1, 6, None),
-        (2, 7, Reason.CANCELLED),
-    ]
-    assert (session.settled, session.refusals) == ([], [])
 
 
 class Port(MemberPort):

@@ -207,14 +207,14 @@ def test_a_refused_round_of_an_epoch_that_we_left_is_no_round_of_the_next() -> N
     group = world.ranks[1].group
     world.group.refuse_step(1, 0, 4, Reason.CANCELLED)
     world.run()
-    assert group.refusals == [(1, 0, 4, Reason.CANCELLED)]
-    group.refusals.clear()
+    assert group.ends == [(1, 0, 4, Reason.CANCELLED.code, 0, 0)]
+    group.ends.clear()
     epoch = group.member.epoch
     group.leave(Reason.PEER_LOST)
     world.group.refuse_step(1, 0, 5, Reason.CANCELLED)
     world.run()
     assert (group.member.epoch, group.open) == (epoch + 1, True)
-    assert group.refusals == []
+    assert group.ends == []
     world.group.refuse_step(1, 0, 6, Reason.CANCELLED)
     world.run()
-    assert group.refusals == [(1, 0, 6, Reason.CANCELLED)]
+    assert group.ends == [(1, 0, 6, Reason.CANCELLED.code, 0, 0)]

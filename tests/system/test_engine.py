@@ -393,3 +393,19 @@ def test_ends_that_nobody_closed_hang_no_process(how: str) -> None:
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
     assert b"ignored" not in done.stderr
+
+
+def test_nobody_sleeps_before_what_a_flush_took_in_was_looked_at(make_rig: MakeRig) -> None:
+    """A flush receives too. What it took in rings no bell any more: an owner that slept on it would hear of it with the next
+    frame, if there is one."""
+    rig = make_rig().connect()
+    link = rig.leader.engine.link
+    assert link is not None
+    before = link.bytes_in
+    rig.receiver.open_request(1, PROMPT)
+    rig.receiver.poll()
+    eventually(lambda: link.bytes_in > before, rig.leader.engine.flush)
+    assert rig.leader.before_sleep() is None
+    rig.leader.poll()
+    assert rig.leader.before_sleep() is not None
+    rig.leader.after_sleep(set())
