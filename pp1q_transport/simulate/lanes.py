@@ -336,7 +336,10 @@ class Lanes:
             at = item.place[:2]
             changed = landing.rows[at] != data or changed
             data = landing.rows[at]
-            injection = landing.spoiled.pop(at, injection)
+            spoiler = landing.spoiled.pop(at, None)
+            if spoiler is not None:
+                self.lost(item)  # what befell it before: the late write is what will be noticed
+                injection = spoiler
         owner = end.owner
         name = wire.KIND_NAMES[item.kind]
         self.world.journal.note(f"{self.world.now} {owner.name} gets {name} slot {item.slot}.{item.generation} by {end.name}")
