@@ -10,7 +10,8 @@ PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
-.PHONY: help demo demo-sidecar test test-fast test-pure bench example-c clean lint check-deploy check-model check-dissector check-kaitai mutants check-units wheel check-wheel test-rdma soak kills simulate
+.PHONY: help demo demo-sidecar demo-model test test-fast test-pure bench example-c clean lint check-deploy check-model \
+	check-dissector check-kaitai mutants check-units wheel check-wheel test-rdma soak kills compare-verifiers simulate
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,6 +29,10 @@ demo: .venv/.installed  ## set up, then real q over a real socket between two pr
 
 demo-sidecar: .venv/.installed  ## six processes: daemons beside a draft and two target ranks, and the embedded figures beside theirs
 	$(BIN)/pp1q demo-sidecar
+
+demo-model: .venv/.installed  ## a real model, SmolLM2-135M on CPU torch: 200 tokens over TCP and through daemons (ten minutes)
+	scripts/setup-model.sh model
+	.venv-model/bin/python examples/smollm2/run.py
 
 lint: .venv/.test-tools  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -73,6 +78,7 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-dissector.sh
 	scripts/check-kaitai.sh
 	scripts/check-wheel.sh
+	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets
@@ -83,6 +89,10 @@ bench: .venv/.test-tools  ## kernels against their floors, verification, then th
 
 simulate: .venv/.installed  ## SIM_ROUNDS rounds (a million) of the simulator under all faults: half an hour of one core
 	$(BIN)/pp1q simulate --seed 1000000 --rounds $(SIM_ROUNDS)
+
+compare-verifiers: .venv/.installed  ## our verifier beside vLLM's and transformers' on the same p and q (installs both: 3.5 GB)
+	scripts/setup-model.sh verifiers
+	.venv-verifiers/bin/python bench/compare_verifiers.py
 
 soak: .venv/.installed  ## a deployment under load for SOAK_S seconds (half an hour): nothing may grow or slow down
 	$(BIN)/python scripts/soak.py --seconds $(SOAK_S)
@@ -96,5 +106,5 @@ example-c:  ## the C example: a target process without Python, as build/read_slo
 	$(CC) -O2 -Wall -Wextra -Werror -Iinclude examples/c/read_slot.c -o build/read_slot
 
 clean:  ## remove everything that was built
-	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-model .venv-verifiers .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find pp1q_transport -name '*.so' -delete

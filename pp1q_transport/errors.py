@@ -134,9 +134,17 @@ class ProposalDiscarded(Pp1qError):
     """The whole proposal of one request is void on every rank; run target-only from the committed prefix (SPEC section 4)."""
 
     def __init__(
-        self, reason: Reason, request: int = 0, round: int = 0, generation: int = 0, epoch_over: bool = False
+        self,
+        reason: Reason,
+        request: int = 0,
+        round: int = 0,
+        generation: int = 0,
+        epoch_over: bool = False,
+        detail: str = "",
     ) -> None:
-        super().__init__(f"{reason} (request {request}, round {round})")
+        super().__init__(f"{reason} (request {request}, round {round})" + (f": {detail}" if detail else ""))
+        self.detail = detail
+        """What this side knows beyond the reason; may be empty."""
         self.reason = reason
         self.request = request
         self.round = round

@@ -216,4 +216,6 @@ def public_key(key_or_path: str | Path) -> str:
         return str(key_or_path)
     if not os.path.lexists(key_or_path):
         raise ConfigError(f"{key_or_path} is neither a public key ({KEY_CHARS} characters of Z85) nor a .public file")
+    if str(key_or_path).endswith(SECRET_SUFFIX):  # it holds the public half too, but should not have come here at all
+        raise ConfigError(f"{key_or_path} is a secret key, which stays where it was made: give the .public file beside it")
     return load_public(key_or_path)

@@ -13,7 +13,7 @@ if ! command -v tshark >/dev/null; then
   if [ -n "${PP1Q_REQUIRE_DISSECTOR:-}" ]; then echo "FAIL  dissector: tshark can't be installed (PP1Q_REQUIRE_DISSECTOR)"; exit 1; fi
   echo "SKIP  dissector: tshark can't be installed"; exit 0
 fi
-if PP1Q_REQUIRE_DISSECTOR=1 .venv/bin/python -m pytest -q tests/capture/test_dissector.py; then
+if PP1Q_EXPECT_TSHARK=1 .venv/bin/python -m pytest -q tests/capture/test_dissector.py; then
   echo "PASS  dissector: $(tshark --version 2>/dev/null | head -1)"
 else
   echo "FAIL  dissector"; exit 1

@@ -35,6 +35,7 @@ def test_help_lists_every_command_but_hidden_ones() -> None:
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo-draft", "demo-target"}))
 def test_every_command_has_help_with_an_example(name: str) -> None:
     done = CliRunner().invoke(main, [name, "--help"])
+    assert CliRunner().invoke(main, [name, "-h"]).output == done.output
     assert done.exit_code == 0
     assert "Example" in done.output
 

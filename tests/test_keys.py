@@ -263,3 +263,11 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert f"pp1q keys {name}" in result.output
     assert "Example" in result.output
     assert not name or "--json" in result.output
+
+
+def test_a_secret_key_is_nothing_to_allow(tmp_path: Path) -> None:
+    """It holds the public half too; that it lies where allow-lists are kept is what must not go unnoticed."""
+    _pair, secret, public = keys.generate(tmp_path, "draft")
+    with pytest.raises(ConfigError, match=r"draft\.secret is a secret key.*\.public file"):
+        keys.public_key(secret)
+    assert keys.public_key(public)

@@ -28,7 +28,7 @@ from pp1q_transport.toy import (
     run_reference,
 )
 from pp1q_transport.toy.models import BANK_ROWS, row_of, splitmix64
-from pp1q_transport.toy.pit import BINS, MIN_TOKENS, shuffled_order
+from pp1q_transport.toy.pit import BINS, MIN_TOKENS, Pit, shuffled_order
 from pp1q_transport.toy.reference import DEFAULT_PROMPT
 from pp1q_transport.verify import MAX_TOTAL, QRow, TargetRow, Verdict, check_weights
 
@@ -207,6 +207,23 @@ def test_a_token_that_p_forbids_is_proof() -> None:
     pit.add((1, 2), int(np.flatnonzero(weights == 0)[0]))
     result = pit.result()
     assert (result.impossible, result.p_value) == (1, 0.0)
+
+
+def test_u_of_a_given_row_runs_from_its_likeliest_token() -> None:
+    """Each token by itself, with the least and the greatest v: its bins are those of its place by weight, ties by ID."""
+    weights = np.array([3, 0, 20, 3, 38], np.uint64)  # 64 together: a bin a unit
+    places = {4: (0, 37), 2: (38, 57), 0: (58, 60), 3: (61, 63)}
+    for token, (first, last) in places.items():
+        for noise, due in ((0, first), ((1 << 64) - 1, last)):
+            pit = Pit(5, MIN_TOKENS, 1)
+            pit._noise[0] = noise
+            assert pit.add_row(weights, token)
+            assert pit._bins.index(1) == due
+    pit = Pit(5, MIN_TOKENS, 1)
+    pit.add_row(weights, 1)
+    assert pit.result().p_value == 0
+    with pytest.raises(LocalMisuse, match="vocabulary"):
+        pit.add_row(weights, 5)
 
 
 def test_the_noise_of_the_statistic_is_its_own() -> None:

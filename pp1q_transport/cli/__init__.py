@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.command(cls=LazyGroup)
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pp1q-transport")
 def main() -> None:
     """Carries a draft model's exact proposal distribution q to the model that verifies it.

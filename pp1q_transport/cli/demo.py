@@ -161,19 +161,19 @@ def _run(options: DemoOptions, faults: str, capture: CaptureChoice, live: bool) 
         command = [sys.executable, "-m", "pp1q_transport.cli", "demo-draft", "--connect", receiver.endpoint]
         draft = subprocess.Popen([*command, "--options", packed], stdin=subprocess.DEVNULL)
         try:
-            _wait_for_draft(receiver, draft)
+            wait_for_draft(receiver, draft)
             result = DemoTarget(options, receiver, _live_line(options) if live else None).run()
         finally:
             receiver.close()
-            _end(draft)
+            end_draft(draft)
             if live:
                 click.echo("\r\x1b[K", nl=False, err=True)
     return result
 
 
-def _wait_for_draft(receiver: Receiver, draft: subprocess.Popen[bytes]) -> None:
-    """A session, or `PeerFault`: at once when the draft process has ended, else after a minute."""
-    deadline = time.monotonic() + START_S
+def wait_for_draft(receiver: Receiver, draft: subprocess.Popen[bytes], timeout_s: float = START_S) -> None:
+    """A session, or `PeerFault`: at once when the draft process has ended, else after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
     while not receiver.up:
         if draft.poll() is not None:
             raise PeerFault(Reason.PEER_LOST, f"the draft process ended with status {draft.returncode} before a session formed")
@@ -184,7 +184,7 @@ def _wait_for_draft(receiver: Receiver, draft: subprocess.Popen[bytes]) -> None:
                 raise
 
 
-def _end(draft: subprocess.Popen[bytes]) -> None:
+def end_draft(draft: subprocess.Popen[bytes]) -> None:
     """The draft ends by itself after the goodbye; one that does not is stopped."""
     try:
         draft.wait(5)

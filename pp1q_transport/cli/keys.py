@@ -28,7 +28,7 @@ def _say(as_json: bool, values: Mapping[str, object], text: str) -> None:
     click.echo(json.dumps(values) if as_json else text)
 
 
-@click.group("keys", cls=_Group)
+@click.group("keys", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def keys() -> None:
     """CURVE keys of the control plane, and the allow-lists that say who may connect.
 

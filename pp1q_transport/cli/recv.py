@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SLICE_S: Final = 0.5
 
 
-@click.command("pp1q-recv", cls=OneLineCommand, context_settings={"show_default": True})
+@click.command("pp1q-recv", cls=OneLineCommand, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option("--listen", default="tcp://127.0.0.1:7801", metavar="ENDPOINT", help="Where senders find this end.")
 @click.option("--link", type=click.Choice(["tcp", "shm", "rdma"]), default="tcp", help="What carries q; shm: on one host only.")
 @click.option("--rdma", multiple=True, metavar="NAME=VALUE", help="A setting of --link rdma, such as device=rxe0.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..qualify.plan import Plan
 
 
-@click.command("pp1q-send", cls=OneLineCommand, context_settings={"show_default": True})
+@click.command("pp1q-send", cls=OneLineCommand, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option("--connect", metavar="ENDPOINT", help="Where pp1q-recv listens.  [default: tcp://127.0.0.1:7801]")
 @click.option("--loopback", is_flag=True, help="Start the receiver as well, as a second process on this host.")
 @click.option("--link", type=click.Choice(["tcp", "shm", "rdma"]), default="tcp", help="What carries q; shm: on one host only.")

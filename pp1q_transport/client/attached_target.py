@@ -77,6 +77,13 @@ class AttachedReceiver(AttachedSide, TargetSide):
         return self._grouped and not self._open
 
     @property
+    def missing(self) -> str:
+        """What is not there while this side is not `up`, in words."""
+        if not self.attached:
+            return f"no daemon at {self.path}"
+        return "the ranks of the group have not agreed yet" if self._grouped else f"no session through the daemon at {self.path}"
+
+    @property
     def views(self) -> SlotViews:
         """See `ProposalHolder.views`."""
         if self._views is None:
@@ -293,7 +300,9 @@ class AttachedReceiver(AttachedSide, TargetSide):
         if not self.up or self.draining:
             self.serve(0)  # a loop that does nothing but step must still hear of the daemon's end and return
         if not self.up:
-            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round, epoch_over=self.between_epochs)
+            raise ProposalDiscarded(
+                Reason.PEER_LOST, request.request, request.round, epoch_over=self.between_epochs, detail=self.missing
+            )
         if self.draining and not self._grouped:  # in a group rank 0's daemon says so, to every rank
             raise ProposalDiscarded(Reason.CANCELLED, request.request, request.round)
         limits = self._limits
@@ -441,7 +450,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
         committed tokens before another STEP. `hook(epoch, committed)` is called inside `wait_for_peer` on every rank, with the
         tokens (int32 arrays by request) that this rank committed; it returns those that all ranks agreed on, by whatever
         collective the engine has (an all-reduce, a broadcast of rank 0's). Raise `PeerFault` when the collective fails: it is
-        called again. SPEC section 4, One decision."""
+        called again. `epoch` is of one life of rank 0's daemon: its low 32 bits are the number that `pp1q top` shows. SPEC
+        section 4, One decision."""
         self._agree = hook
 
     def _turn_epoch(self, epoch: int, state: int) -> None:

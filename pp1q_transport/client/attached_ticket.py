@@ -91,6 +91,12 @@ class RecordTicket:
             return Proposal(self._receiver, self.request, self.facts)
         if self.reason is None:
             self.reason = Reason.PEER_LOST  # it was ready, and then its daemon died
+        lost = self.reason is Reason.PEER_LOST and not self._receiver.up
         raise ProposalDiscarded(
-            self.reason, self.request.request, self.round, self.generation, self._receiver.between_epochs
+            self.reason,
+            self.request.request,
+            self.round,
+            self.generation,
+            self._receiver.between_epochs,
+            self._receiver.missing if lost else "",
         )

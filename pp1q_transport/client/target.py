@@ -257,7 +257,7 @@ class Receiver(Endpoint, TargetSide):
             self.poll()  # a loop that does nothing but step must still hear of the peer's return
         session = self.session
         if session is None:
-            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round)
+            raise ProposalDiscarded(Reason.PEER_LOST, request.request, request.round, detail=f"no session at {self.endpoint}")
         if self.copies:
             self.copies.look()
         terms = session.terms

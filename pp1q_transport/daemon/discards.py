@@ -1,4 +1,4 @@
-"""What a daemon's log says of refused and discarded proposals at level info: one line a second at most, counts by reason.
+"""What a daemon's log says of all it refused (discarded proposals too) at level info: a line a second at most, counts by reason.
 
 Between the counters and the log. One line a proposal is level debug, where each is refused: a draft that is late every time must
 not fill a disk. Counts nothing itself. SPEC section 9.
@@ -33,4 +33,4 @@ class DiscardLines:
         new = {name: count - self._told.get(name, 0) for name, count in reasons.items() if count > self._told.get(name, 0)}
         self._told = reasons
         if new:
-            self._log.info("discards", **new)
+            self._log.info("refusals", **new)

@@ -325,8 +325,8 @@ class Service:
         """Until SIGTERM; returns whether everything under way ended within `drain_s`."""
         self._log.info("daemon_up", role=self.config.daemon.role.value, socket=str(self.config.daemon.socket), pid=os.getpid())
         drained = self.loop.run()
-        self._discards.say()
-        self._log.info("daemon_down", drained=drained)
+        # Closed last: the last line, when its sessions have ended.
+        self._closers[:0] = [lambda: self._log.info("daemon_down", drained=drained), self._discards.say]
         return drained
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 Between committed tokens with their contexts and one p-value. Draws no protocol noise: what it randomises with has a
 generator, a seed and a stream of its own, so it can't lean on the numbers it judges.
 
-For a token t after a context with exact p, u = F(before t) + v * p(t), where F runs over the IDs in a fixed shuffled
-order and v is uniform. If every token follows its own p, all u are independent and uniform, whatever the contexts are.
+For a token t after a context with exact p, u = F(before t) + v * p(t), where F runs over the IDs in an order that does
+not depend on t and v is uniform. If every token follows its own p, all u are independent and uniform, whatever the contexts are.
 The first N (fixed beforehand) fall into 64 equal bins; chi-square with 63 degrees of freedom judges them.
 """
 
@@ -41,45 +41,45 @@ class PitResult:
     impossible: int
 
 
-class PitTest:
-    """Collects the first `n` committed tokens of runs against `target`; `noise_seed` 0..2^64-1 seeds v alone.
+class Pit:
+    """Collects the first `n` tokens of a run, each with the row of p it should follow; `noise_seed` 0..2^64-1 seeds v alone.
 
-    Raises `LocalMisuse` if `n` is below 320 (five expected in each bin).
+    F runs over each row from its likeliest ID to its least likely one (ties: the lower first): in contexts that never come
+    again, as a language model's, this sees a law that draws likely IDs too often or too rarely. One that is wrong in each
+    context in a way of its own evens out in any order; only many draws in one context show it. Raises `LocalMisuse` if `n` is
+    below 320 (five expected in each bin).
     """
 
-    def __init__(self, target: ToyTarget, n: int, noise_seed: int) -> None:
+    def __init__(self, vocabulary: int, n: int, noise_seed: int) -> None:
         if n < MIN_TOKENS:
             raise LocalMisuse(f"the test needs at least {MIN_TOKENS} tokens, not {n}")
-        self._target = target
+        self.vocabulary = vocabulary
         self._planned = n
         self._noise = np.random.Philox(key=noise_seed).random_raw(n)
-        self._order = shuffled_order(target.vocabulary)
-        self._place = np.empty(target.vocabulary, dtype=np.int64)
-        self._place[self._order] = np.arange(target.vocabulary)
-        self._cumulative: dict[int, NDArray[np.uint64]] = {}
         self._bins = [0] * BINS
         self._added = 0
         self._impossible = 0
 
-    def add(self, context_tail: Sequence[int], token: int) -> bool:
-        """Counts `token`, committed after `context_tail`; False (and no effect) once N are in.
+    def add_row(self, weights: NDArray[np.uint64], token: int) -> bool:
+        """Counts `token`, committed where p was `weights` (uint64 [V]) over their sum, below 2^63; False (and no effect) once N
+        are in. Raises `LocalMisuse` if the token is outside the vocabulary."""
+        self._check(token)
+        weight = weights[token]
+        before = int(weights[weights > weight].sum()) + int(weight) * int(np.count_nonzero(weights[:token] == weight))
+        return self._add(before, int(weight), int(weights.sum()))
 
-        Raises `LocalMisuse` if the token is outside the vocabulary.
-        """
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.vocabulary:
+            raise LocalMisuse(f"token {token} is outside the vocabulary of {self.vocabulary}")
+
+    def _add(self, before: int, weight: int, total: int) -> bool:
         if self._added == self._planned:
             return False
-        if not 0 <= token < self._target.vocabulary:
-            raise LocalMisuse(f"token {token} is outside the vocabulary of {self._target.vocabulary}")
-        weights, total = self._target.weights(context_tail)
-        row = self._target.row_of(context_tail)
-        if row not in self._cumulative:
-            self._cumulative[row] = np.cumsum(weights[self._order])
-        weight = int(weights[token])
-        before = int(self._cumulative[row][self._place[token]]) - weight
         if weight == 0:
             self._impossible += 1
-        # u * 64 in exact integers: u < 1 holds without a clamp.
-        self._bins[BINS * ((before << 64) + int(self._noise[self._added]) * weight) // (total << 64)] += 1
+        # u * 64 in exact integers: u < 1 holds without a clamp, but for a token that p forbids.
+        at = BINS * ((before << 64) + int(self._noise[self._added]) * weight) // (total << 64)
+        self._bins[min(at, BINS - 1)] += 1
         self._added += 1
         return True
 
@@ -92,6 +92,28 @@ class PitTest:
         statistic = math.fsum((count - expected) ** 2 for count in self._bins) / expected
         p_value = 0.0 if self._impossible else chi_square_tail(statistic, BINS - 1)
         return PitResult(self._added, statistic, p_value, enough, self._impossible)
+
+
+class PitTest(Pit):
+    """The same of runs against the toy `target`, whose few rows come again and again: F runs in a fixed shuffled order."""
+
+    def __init__(self, target: ToyTarget, n: int, noise_seed: int) -> None:
+        super().__init__(target.vocabulary, n, noise_seed)
+        self._target = target
+        self._order = shuffled_order(target.vocabulary)
+        self._place = np.empty(target.vocabulary, dtype=np.int64)
+        self._place[self._order] = np.arange(target.vocabulary)
+        self._cumulative: dict[int, NDArray[np.uint64]] = {}
+
+    def add(self, context_tail: Sequence[int], token: int) -> bool:
+        """Counts `token`, committed after `context_tail`; False (and no effect) once N are in. Raises as `add_row`."""
+        self._check(token)
+        weights, total = self._target.weights(context_tail)
+        row = self._target.row_of(context_tail)
+        if row not in self._cumulative:
+            self._cumulative[row] = np.cumsum(weights[self._order])
+        weight = int(weights[token])
+        return self._add(int(self._cumulative[row][self._place[token]]) - weight, weight, total)
 
 
 def shuffled_order(vocabulary: int) -> NDArray[np.int64]:

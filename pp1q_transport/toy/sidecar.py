@@ -49,6 +49,7 @@ class Shape:
     think_us: int = 0  # the target's own time for each proposal, which it holds meanwhile
     mode: str = "replicate"  # how the ranks share the rows
     draft_ranks: int = 1
+    models: str = ""  # names the models in both identities, where they are not the toy's
 
     @property
     def own_links(self) -> bool:
@@ -166,14 +167,14 @@ class Deployment:
 
     def _write(self, name: str, tables: dict[str, dict[str, object]], peers: list[dict[str, Any]]) -> None:
         shape = self.shape
-        toy = f"toy-{shape.seed}-{shape.vocab_size}"
+        models = shape.models or f"toy-{shape.seed}-{shape.vocab_size}"
         tables["session"] = {
             "vocab_size": shape.vocab_size,
             "depth": shape.depth,
             "support": min(shape.support or 32, shape.vocab_size),
             "batch_requests": shape.requests,
-            "draft_identity": toy + "-draft",
-            "target_identity": toy + "-target",
+            "draft_identity": models + "-draft",
+            "target_identity": models + "-target",
         }
         settings = options_for(shape.link, shape.rdma) if any(peer.get("link") == "rdma" for peer in peers) else None
         if settings is not None:

@@ -1,6 +1,6 @@
 """`proto/pp1q.lua` in tshark: every field as the transport has it, digests checked, what is wrong flagged.
 
-Without tshark these are skipped by name; with PP1Q_REQUIRE_DISSECTOR=1 they fail instead. scripts/check-dissector.sh installs it.
+Without tshark these are skipped by name; with PP1Q_EXPECT_TSHARK=1 they fail instead. scripts/check-dissector.sh installs it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ GOLDEN = ROOT / "proto" / "golden"
 LUA = ROOT / "proto" / "pp1q.lua"
 TEXT = LUA.read_text(encoding="utf-8")
 TSHARK = shutil.which("tshark")
-if TSHARK is None and os.environ.get("PP1Q_REQUIRE_DISSECTOR"):
-    raise RuntimeError("tshark is not installed (PP1Q_REQUIRE_DISSECTOR)")
+if TSHARK is None and os.environ.get("PP1Q_EXPECT_TSHARK"):
+    raise RuntimeError("tshark is not installed (PP1Q_EXPECT_TSHARK)")
 needs_tshark = pytest.mark.skipif(TSHARK is None, reason="tshark is not installed: scripts/check-dissector.sh installs it")
 pytestmark = pytest.mark.timeout(120)
 SESSION = 0x1122334455667788

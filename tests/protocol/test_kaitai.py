@@ -1,7 +1,7 @@
 """`proto/pp1q_v2.ksy`, compiled, as a second decoder: it reads every golden frame and many random ones as the transport does.
 
 The compiler is an npm package and comes to .cache/kaitai; without npm (or the registry) these are skipped by name, or fail with
-PP1Q_REQUIRE_KAITAI=1 (scripts/check-kaitai.sh installs npm). What it can't state, digests and which kind
+PP1Q_EXPECT_NPM=1 (scripts/check-kaitai.sh installs npm). What it can't state, digests and which kind
 carries which common field, is the transport's alone.
 """
 
@@ -41,8 +41,8 @@ SEEN = {"bad_magic", "bad_version", "unknown_flag", "reserved_bits"}
 
 
 def missing(what: str) -> NoReturn:
-    if os.environ.get("PP1Q_REQUIRE_KAITAI"):
-        pytest.fail(f"{what} (PP1Q_REQUIRE_KAITAI)")
+    if os.environ.get("PP1Q_EXPECT_NPM"):
+        pytest.fail(f"{what} (PP1Q_EXPECT_NPM)")
     pytest.skip(what)
 
 

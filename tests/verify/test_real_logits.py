@@ -1,13 +1,15 @@
 """Every row of real next-token logits, at four temperatures, sparse and dense: q, draws, verdicts, shards against exact integers.
 
-The file is named by PP1Q_REAL_LOGITS (a .npy of float32 [rows, vocabulary]); without it that test is skipped, by that name.
-The same checks always run on made-up rows of the same shape of distribution.
+The file (a .npy of float32 [rows, vocabulary]) is named by PP1Q_REAL_LOGITS, or lies in ../shared/data beside the checkout; where
+neither is and SmolLM2 is set up (scripts/setup-model.sh model), the model makes one. Without any that test is skipped, by that
+name. The same checks always run on made-up rows of the same shape of distribution.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from pp1q_transport.dyadic import MASS
 from pp1q_transport.sharding import Shard, Steps, emulate, shards_of
 from pp1q_transport.verify import FastTarget, QRow, wide
 
+ROOT = Path(__file__).parents[2]
 VARIABLE = "PP1Q_REAL_LOGITS"
 TEMPERATURES = (0.0, 0.6, 1.0, 1.5)
 SUPPORTS = (16, 32, 64, 256, None)
@@ -29,13 +32,28 @@ LIMB = np.int64(24)
 LOW = np.int64((1 << 24) - 1)
 
 
+def real_file() -> Path:
+    """Where real logits are; the test is skipped where there are none."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    beside = ROOT.parent / "shared" / "data" / "smollm2_logits_f32.npy"
+    made = ROOT / ".cache" / "smollm2_logits_f32.npy"
+    if beside.exists():
+        return beside
+    if not made.exists():
+        if not (ROOT / ".venv-model" / ".ready").exists():
+            pytest.skip(f"no real logits: name a file ({VARIABLE}), or run scripts/setup-model.sh model")
+        python = ROOT / ".venv-model" / "bin" / "python"
+        subprocess.run([str(python), str(ROOT / "examples" / "smollm2" / "rows.py"), str(made)], check=True, timeout=600)
+    return made
+
+
 def real_rows() -> NDArray[np.float32]:
-    name = os.environ.get(VARIABLE)
-    if not name:
-        pytest.skip(f"{VARIABLE} names no file of real logits")
-    rows = np.load(Path(name))
+    rows = np.load(real_file())
     assert rows.ndim == 2
     assert rows.dtype == np.float32
+    assert len(rows) >= 32
     return rows
 
 
