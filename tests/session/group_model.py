@@ -1,8 +1,8 @@
 """Every interleaving of a small rank group: two pure machines, FIFO links and a bounded number of faults, searched in full.
 
-Beside `simulate`, which plays long lives at random: this one plays all short ones. Ranks are `Coordinator` and `Member`
-objects, a slot is a few words, a link two queues. Each state is visited once; one from which nothing can happen must be one in
-which the group is open and every slot free.
+Beside `pp1q_transport.simulate`, which plays long lives at random: this one plays all short ones. Ranks are `Coordinator` and
+`Member` objects, a slot is a few words, a link two queues. Each state is visited once; one from which nothing can happen must be
+one in which the group is open and every slot free.
 
     PYTHONPATH=.:tests python tests/session/group_model.py --members 2 --grants 2 --cuts 1 --leaves 1 --fails 1 --noes 1
 """
