@@ -64,16 +64,17 @@ def terms_in(state: State) -> SessionTerms:
         raise CaptureError(f"a state whose terms can't be: {error}") from None
 
 
-def fresh_receiver(state: State, counters: Counters, now_ns: int) -> ReceiverSession:
+def fresh_receiver(state: State, counters: Counters, now_ns: int, taken: int = 0) -> ReceiverSession:
     """A receiver session as the live one stood at `now_ns` (capture time). What a leader's capture leaves unknown, the rows of
-    proposals that were open when it began, is taken as never granted. Raises `CaptureError`."""
+    proposals that were open when it began, is taken as never granted. `taken`: bytes that the slots of other sessions have.
+    Raises `CaptureError`."""
     terms = terms_in(state)
     try:
         geometry = terms.geometry()
     except LocalMisuse as error:
         raise CaptureError(f"a state whose terms can't be: {error}") from None
-    if geometry.total_bytes > MEMORY_MOST:
-        raise CaptureError(f"slots of {geometry.total_bytes} bytes; a replay takes {MEMORY_MOST} at most")
+    if taken + geometry.total_bytes > MEMORY_MOST:
+        raise CaptureError(f"slots of {taken + geometry.total_bytes} bytes; a replay takes {MEMORY_MOST} at most")
     table = SlotTable(geometry)
     session = ReceiverSession(terms, table, memoryview(bytearray(geometry.total_bytes)), RequestTable(), counters)
     for kept in state.slots:

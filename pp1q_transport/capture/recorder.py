@@ -6,6 +6,7 @@ for the disk: what the thread can't write in time is dropped, and the file says 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import stat
@@ -281,8 +282,12 @@ def _create(path: Path) -> BinaryIO:
     try:
         regular = stat.S_ISREG(os.fstat(fd).st_mode)
         if regular:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed: two captures would spoil each other
             os.fchmod(fd, 0o600)
             os.ftruncate(fd, 0)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConfigError(f"can't write a capture to {path}: another process writes its capture there") from None
     except OSError as error:
         os.close(fd)
         raise ConfigError(f"can't write a capture to {path}: {error.strerror}") from None

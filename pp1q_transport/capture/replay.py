@@ -95,10 +95,10 @@ class Feed:
 class LinkReplay:
     """One session of a capture. `counters` are shared with the sessions that shared theirs live."""
 
-    def __init__(self, state: priming.State, counters: Counters, now_ns: int, outcome: Outcome) -> None:
+    def __init__(self, state: priming.State, counters: Counters, now_ns: int, outcome: Outcome, taken: int) -> None:
         self.state = state
         self.counters = counters
-        self.session = priming.fresh_receiver(state, counters, now_ns)
+        self.session = priming.fresh_receiver(state, counters, now_ns, taken)
         self.seeds = state.known
         self.failed = 0
         self._feed = Feed(self.session)
@@ -281,7 +281,8 @@ class Replay:
                     before[name] = before.get(name, 0) + count - ours.get(name, 0)
                     ours[name] = count
         self.outcome.sessions += 1
-        self._links[record.link] = LinkReplay(state, counters, record.time_ns, self.outcome)
+        taken = sum(link.session.table.geometry.total_bytes for link in self._links.values() if link is not None)
+        self._links[record.link] = LinkReplay(state, counters, record.time_ns, self.outcome, taken)
 
     def _done(self, number: int, link: LinkReplay) -> None:
         self.outcome.ready += link.session.ready

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import signal
 import sys
@@ -84,6 +85,17 @@ def _drop_below_level(_logger: object, name: str, event: structlog.typing.EventD
     if _NUMBERS.get(name, logging.CRITICAL) < _least:
         raise structlog.DropEvent
     return event
+
+
+class FiniteRange(click.FloatRange):
+    """A `click.FloatRange` that takes no NaN, which no comparison refuses, and no infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See `click.ParamType.convert`."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 class OneLineCommand(click.Command):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..session.slots import SlotGeometry
 
 SIZES: Final = ("vocab", "depth", "slots")
+ANY_DEVICE: Final = "device=auto"  # what --rdma alone means, where no configuration says more
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Need:
 @click.option("--config", "config_path", default=None, metavar="FILE", help="Take the sizes from a daemon's configuration.")
 @click.option("--listen", default=None, metavar="ENDPOINT", help="Also try to listen here, e.g. tcp://127.0.0.1:7801.")
 @click.option(
-    "--rdma", default=None, is_flag=False, flag_value="device=auto", metavar="[NAME=VALUE,...]",
+    "--rdma", default=None, is_flag=False, flag_value=ANY_DEVICE, metavar="[NAME=VALUE,...]",
     help="Also check for the rdma link, with these settings of it (as in [rdma] of a configuration).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -155,16 +156,18 @@ def _configured(path: str) -> Need:
 
 def _rdma_settings(options: str | None, path: str | None) -> RdmaConfig | None:
     """The rdma link's settings to check: the command line's, or the configuration's where a link is rdma. None: not asked for."""
-    from ..links.rdma_config import parse_options
+    from ..links.rdma_config import RdmaConfig, parse_options
 
-    if options is not None:
-        return parse_options([options])
-    if path is None:
-        return None
-    from ..daemon.config import load
+    configured = None
+    if path is not None:
+        from ..daemon.config import load
 
-    config = load(path)
-    return config.rdma if any(peer.link == "rdma" for peer in config.peers) else None
+        config = load(path)
+        if any(peer.link == "rdma" for peer in config.peers):
+            configured = config.rdma or RdmaConfig()  # without [rdma] all of it has its default
+    if options is None or (options == ANY_DEVICE and configured is not None):
+        return configured
+    return parse_options([options])
 
 
 def _socket_folder(path: str) -> Finding:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from ._capture import CaptureChoice, capture_options
-from ._common import OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
+from ._common import FiniteRange, OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
 
 if TYPE_CHECKING:
     from ..capture.recorder import Capture
@@ -34,7 +34,7 @@ SLICE_S: Final = 0.5
 @click.option("--allow", type=click.Path(), metavar="FILE", help="Public keys that may connect.")
 @click.option("--once", is_flag=True, help="Exit after one complete run.")
 @click.option("--on-loss", type=click.Choice(["wait", "exit"]), default="wait", help="When a sender vanishes in a run.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0), default=0.0, metavar="S", help="Give up without a sender; 0: never.")
+@click.option("--wait", "wait_s", type=FiniteRange(0, 1e6), default=0.0, metavar="S", help="Give up without a sender; 0: never.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a run on stdout instead of the table.")
 @click.option("--samples", type=click.Path(dir_okay=False), metavar="FILE", help="Write every latency sample (us, one a line).")
 @click.option("--max-vocab", type=click.IntRange(2, 1 << 24), default=262144, help="Refuse larger vocabularies.")

@@ -109,7 +109,9 @@ def _report(outcome: Outcome) -> str:
     if outcome.torn:
         lines.append("the file ends in the middle of a record")
     same = "the same as live"
-    if outcome.compared < outcome.sessions:
+    if not outcome.sessions:
+        same = "nothing here that can be replayed"
+    elif outcome.compared < outcome.sessions:
         same = f"the same as live in {outcome.compared} of {outcome.sessions} sessions: the others can't be compared"
     lines += [f"differs: {text}" for text in outcome.differs] or [same]
     return "\n".join(lines)

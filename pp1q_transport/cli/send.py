@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ._capture import CaptureChoice, capture_options
-from ._common import OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
+from ._common import FiniteRange, OneLineCommand, StageLine, check_cpu, command_errors, open_samples, setup_logging, write_samples
 
 if TYPE_CHECKING:
     from ..client import Leader
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--cpu", type=click.IntRange(0, 1 << 16), metavar="N", help="Run on this CPU.  [default: one per end on one host]")
 @click.option("--own-key", type=click.Path(), metavar="FILE", help="This end's .secret file (with --server-key).")
 @click.option("--server-key", metavar="KEY", help="The receiver's public key or its .public file.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0.1), default=10.0, metavar="S", help="Give up without a receiver.")
+@click.option("--wait", "wait_s", type=FiniteRange(0.1, 1e6), default=10.0, metavar="S", help="Give up without a receiver.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the table.")
 @click.option("--samples", type=click.Path(dir_okay=False), metavar="FILE", help="Write every latency sample (us, one a line).")
 @click.option("-v", "--verbose", count=True, help="Log what happens (-vv: all of it).")

@@ -65,7 +65,7 @@ class RdmaConfig:
                 raise ConfigError(f"rdma {name} {value!r} is not a whole number from {least} to {most}")
         if not isinstance(self.device, str) or not _NAME.fullmatch(self.device):
             raise ConfigError(f"rdma device {self.device!r} is no device name: `rdma link` lists them")
-        if self.mtu != AUTO and (isinstance(self.mtu, bool) or self.mtu not in MTUS):
+        if self.mtu != AUTO and (type(self.mtu) is not int or self.mtu not in MTUS):
             raise ConfigError(f"rdma mtu {self.mtu!r} is none of auto, {', '.join(map(str, MTUS))}")
         index = self.gid_index
         if index != AUTO and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= 255):
