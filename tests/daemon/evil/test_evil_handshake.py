@@ -1,5 +1,5 @@
-"""A peer whose HELLO, control messages or proof break one rule, against a live leader's daemon: refused by name, counted, no session
-formed, and an honest receiver is served afterwards."""
+"""A peer whose HELLO, control messages or proof break one rule, against a live leader's daemon: refused by name and counted, no
+session formed, and an honest receiver is served afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pp1q_transport._native.kernels import xxh3_64
 from pp1q_transport.client import Role, make_hello
 from pp1q_transport.control_codec import decode_message, encode_message
 from pp1q_transport.errors import Reason
-from pp1q_transport.session.negotiate import Agreement, Connector, goodbye_message, to_map
+from pp1q_transport.session.negotiate import Agreement, Connector, to_map
 from pp1q_transport.session.proof import proof_frame
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
@@ -111,7 +111,7 @@ MESSAGES = (
     MessageCase("2.651", "a number that is not finite", R.MALFORMED, msgpack.packb({"kind": float("nan")})),
     MessageCase("2.652", "a text that is no UTF-8", R.MALFORMED, b"\x81\xa4kind\xa2\xff\xfe"),
     MessageCase("2.654", "a kind there is not", R.UNEXPECTED_KIND, msgpack.packb({"kind": "subscribe"})),
-    MessageCase("2.655", "goodbye before any HELLO", R.UNEXPECTED_KIND, encode_message(goodbye_message(R.CANCELLED))),
+    MessageCase("2.655", "a report without a session", R.UNEXPECTED_KIND, encode_message({"kind": "report", "body": {}})),
     MessageCase("2.656", "a HELLO-ACK to a listener", R.UNEXPECTED_KIND, msgpack.packb({"kind": "hello_ack"})),
 )  # fmt: skip
 
