@@ -136,7 +136,7 @@ def running() -> Iterator[tuple[Bed, Draft]]:
     with Bed(SHAPE) as bed:
         bed.edit("receiver0", lambda text: text + "\n[breaker]\nenabled = false\n")
         bed.up("leader", "receiver0")
-        bed.sessions_up_of("receiver0")
+        bed.sessions_up_of("leader")
         with drafting(bed) as draft:
             yield bed, draft
 
