@@ -4,13 +4,14 @@ SHELL := /bin/bash
 BIN := .venv/bin
 SOAK_S ?= 1800
 KILLS ?= 50
+SIM_ROUNDS ?= 1000000
 # What the installed package is compiled from; other .py files are used in place.
 PXD := $(shell find pp1q_transport -name '*.pxd')
 SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
 .PHONY: help demo demo-sidecar demo-model test test-fast test-pure bench example-c clean lint check-deploy check-model \
-	check-dissector check-kaitai fuzz mutants check-units wheel check-wheel test-rdma soak kills
+	check-dissector check-kaitai fuzz mutants check-units wheel check-wheel test-rdma soak kills compare-verifiers simulate
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -89,6 +90,13 @@ bench: .venv/.test-tools  ## kernels against their floors, verification, then th
 	$(BIN)/python bench/verify.py
 	$(BIN)/pp1q-send --loopback --dense --idle spin
 	$(BIN)/pp1q-send --loopback --sparse 32 --idle spin
+
+compare-verifiers: .venv/.installed  ## our verifier beside vLLM's and transformers' on the same p and q (installs both: 3.5 GB)
+	scripts/setup-model.sh verifiers
+	.venv-verifiers/bin/python bench/compare_verifiers.py
+
+simulate: .venv/.installed  ## SIM_ROUNDS rounds (a million) of the simulator under all faults: half an hour of one core
+	$(BIN)/pp1q simulate --seed 1000000 --rounds $(SIM_ROUNDS)
 
 soak: .venv/.installed  ## a deployment under load for SOAK_S seconds (half an hour): nothing may grow or slow down
 	$(BIN)/python scripts/soak.py --seconds $(SOAK_S)

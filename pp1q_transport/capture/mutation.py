@@ -20,7 +20,8 @@ _PLACED: Final = ("boot_nonce", "session", "request", "slot_generation", "reques
 _LENGTH: Final = byspec.COMMON["payload_length"]
 _POSITION: Final = byspec.COMMON["position"]
 _SLOT: Final = byspec.COMMON["slot"]
-_ENTRIES: Final = byspec.COMMON["entry_count"]
+# As FP32: zero, one, 2^-24, -0.0, -1, infinity, NaN, the smallest of all; as int32: the extremes.
+_WORDS: Final = (0, 0x3F800000, 0x33800000, 0x80000000, 0xBF800000, 0x7F800000, 0x7FC00000, 1, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,10 @@ class Mutator:
         return Mutated(moved, at)
 
     def _field(self, frames: list[bytes], index: int, others: list[bytes]) -> Mutated:
-        """One header field has another value: an extreme, a neighbour, noise, or another frame's."""
+        """A header field, or a word of the payload, has another value: an extreme, a neighbour, noise, or another one's."""
         frame = bytearray(frames[index])
+        if len(frame) > HEADER and self._noise.random() < 0.25:
+            return _with(frames, index, self._word(frame))
         at, size = self._noise.choice(_places(frame))
         value, top = int.from_bytes(frame[at : at + size], "little"), (1 << 8 * size) - 1
         other = self._noise.choice(others or frames)
@@ -134,6 +137,15 @@ class Mutator:
                 int.from_bytes(other[at : at + size], "little"))  # fmt: skip
         frame[at : at + size] = (self._noise.choice(news) & top).to_bytes(size, "little")
         return _with(frames, index, frame)
+
+    def _word(self, frame: bytearray) -> bytearray:
+        """One word of the payload, a value of q or an ID, is another one."""
+        words = (len(frame) - HEADER) // 4
+        at, near = (HEADER + 4 * self._noise.randrange(words) for _ in range(2))
+        value = int.from_bytes(frame[at : at + 4], "little")
+        news = (*_WORDS, value + 1, value - 1, int.from_bytes(frame[near : near + 4], "little"))
+        frame[at : at + 4] = (self._noise.choice(news) & 0xFFFFFFFF).to_bytes(4, "little")
+        return frame
 
     # ---- digests ------------------------------------------------------------------------------------------------
 

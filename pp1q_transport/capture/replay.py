@@ -41,7 +41,8 @@ _HEAD: Final = wire.HEADER_BYTES
 
 @dataclass(slots=True)
 class Outcome:
-    """What a replay saw. `differs` says, a line each, where it came to another result than the live run."""
+    """What a replay saw. `differs` says, a line each, where it came to another result than the live run; `compared` sessions
+    could be held against what that had counted."""
 
     frames: int = 0
     accepted: int = 0
@@ -51,6 +52,7 @@ class Outcome:
     reasons: dict[str, int] = field(default_factory=dict)
     discards: dict[str, int] = field(default_factory=dict)
     sessions: int = 0
+    compared: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     differs: list[str] = field(default_factory=list)
     torn: bool = False
@@ -220,6 +222,7 @@ class LinkReplay:
         reasons, discards, ready = priming.parse_counted(body)
         if self.state.side is not Role.RECEIVER or self.state.group_size > 1:
             return
+        self._outcome.compared += 1
         ours = (self.counters.reasons, self.counters.discards, {"ready": self.session.ready + self._was_ready})
         for what, live, replayed in zip(("", "discarded as ", ""), (reasons, discards, {"ready": ready}), ours, strict=True):
             for name in sorted({*live, *replayed}):

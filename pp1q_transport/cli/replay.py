@@ -90,6 +90,7 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
         "discarded": outcome.discarded,
         "discards": outcome.discards,
         "sessions": outcome.sessions,
+        "compared": outcome.compared,
         "skipped": outcome.skipped,
         "differs": outcome.differs,
         "torn": outcome.torn,
@@ -107,7 +108,10 @@ def _report(outcome: Outcome) -> str:
     ]
     if outcome.torn:
         lines.append("the file ends in the middle of a record")
-    lines += [f"differs: {text}" for text in outcome.differs] or ["the same as live"]
+    same = "the same as live"
+    if outcome.compared < outcome.sessions:
+        same = f"the same as live in {outcome.compared} of {outcome.sessions} sessions: the others can't be compared"
+    lines += [f"differs: {text}" for text in outcome.differs] or [same]
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from .draft import Leader
 from .target import Receiver
 
 if TYPE_CHECKING:
+    from ..capture.recorder import Capture
     from ..keys import KeyConfig
     from ..links.rdma_config import RdmaConfig
 
@@ -29,9 +30,11 @@ def configure(
     wait_for_peer: bool = True,
     link: str = "tcp",
     rdma: RdmaConfig | None = None,
+    capture: Capture | None = None,
     **hello: object,
 ) -> EngineConfig:
     """The configuration of one side. `link` is "tcp", "rdma" (with its settings) or, where both sides are on one host, "shm".
+    `capture` (`pp1q_transport.capture.recorder.Capture`) takes every frame; close it after the side.
     `hello` are fields of HELLO (`vocab_size`, `depth`, `support`, `draft_identity`, `target_identity`, `max_slots`...); both
     sides must state the same. Raises `ConfigError` naming what is unusable."""
     try:
@@ -46,6 +49,7 @@ def configure(
         idle=idle,
         wait_for_peer=wait_for_peer,
         rdma=rdma,
+        capture=capture,
     )
 
 

@@ -170,8 +170,9 @@ class LandingSession(SessionMachine):
         return len(self.fences)
 
     def bound_quarantine(self) -> None:
-        """Past the bound of slots that nobody confirms, the session ends (`overload`)."""
-        if self.table.unconfirmed() > self.quarantine_bound and self.fences_due() < self.table.unconfirmed():
+        """Past the bound of slots that nobody confirms, those aside that are fenced when this look is over, the session ends
+        (`overload`)."""
+        if self.table.unconfirmed() - self.fences_due() > self.quarantine_bound:
             self.broken = _OVERLOAD
 
     # ---- rows ---------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ ON_A_LANE: Final = frozenset(
         FaultKind.FLIP,
     }
 )
+NEVER_HARMLESS: Final = frozenset({FaultKind.FLIP, FaultKind.STALL, FaultKind.BAD_ROW})
 PICKS: Final = 1 << 30
 
 

@@ -9,6 +9,8 @@ import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from .faults import NEVER_HARMLESS
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -116,10 +118,12 @@ class Outcomes:
                 self.end(injection, outcome if causes is None or injection.fault.kind in causes else SUPERSEDED)
 
     def close(self) -> Counter[tuple[str, str]]:
-        """The run is over and at rest: what nothing has come of was harmless. Returns counts by (kind, outcome)."""
+        """The run is over and at rest: what nothing has come of was harmless, if it can be. Returns counts by (kind, outcome)."""
         totals: Counter[tuple[str, str]] = Counter()
         for injection in self.all:
             if injection.begun and injection.outcome is None:
+                kind = injection.fault.kind
+                require(kind not in NEVER_HARMLESS, ONE_OUTCOME, f"nothing has come of {injection.fault}")
                 self.end(injection, HARMLESS)
             totals[injection.fault.kind.value, injection.outcome or NOT_REACHED] += 1
         return totals

@@ -96,9 +96,7 @@ class Report:
 
 
 # Which faults may be what a link ended of: so lost, for overload, by a refusal.
-_KILLS: Final = frozenset(
-    {FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.CUT, FaultKind.CRASH_LEADER, FaultKind.CRASH_RANK}
-)
+_KILLS: Final = frozenset({FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.CUT, FaultKind.CRASH_LEADER, FaultKind.CRASH_RANK})
 _QUARANTINES: Final = frozenset({FaultKind.LATE_FENCE, FaultKind.OVERDUE})
 _DAMAGES: Final = frozenset({FaultKind.DROP, FaultKind.TRUNCATE, FaultKind.REORDER, FaultKind.DUPLICATE, FaultKind.STALE})
 _MODELS: Final = Models()

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,30 +219,31 @@ def test_without_a_capture_none_of_it_is_loaded() -> None:
 
 def test_a_leaders_capture_replays_as_well(tmp_path: Path) -> None:
     capture = Capture(tmp_path / "leader.pcapng")
-    with open_receiver(configure(Role.RECEIVER, listen="tcp://127.0.0.1:0", vocab_size=128)) as receiver:
-        config = replace(configure(Role.LEADER, connect=receiver.endpoint, vocab_size=128), capture=capture)
-        with open_leader(config) as leader:
-            stop = threading.Event()
+    with (
+        open_receiver(configure(Role.RECEIVER, listen="tcp://127.0.0.1:0", vocab_size=128)) as receiver,
+        open_leader(connect=receiver.endpoint, vocab_size=128, capture=capture) as leader,
+    ):
+        stop = threading.Event()
 
-            def draft() -> None:
-                while not stop.is_set():
-                    step = leader.next_step()
-                    if step is not None:
-                        for position in step.positions:
-                            step.put(position, weights=np.ones(128))
+        def draft() -> None:
+            while not stop.is_set():
+                step = leader.next_step()
+                if step is not None:
+                    for position in step.positions:
+                        step.put(position, weights=np.ones(128))
 
-            drafting = threading.Thread(target=draft, daemon=True)
-            drafting.start()
-            receiver.wait_for_peer()
-            request = receiver.open_request(1, [1, 2])
-            for _round in range(5):
-                with receiver.step(request, support=8) as proposal:
-                    proposal.commit(1, [int(proposal.tokens[0])])
-            stop.set()
-            drafting.join(10)
+        drafting = threading.Thread(target=draft, daemon=True)
+        drafting.start()
+        receiver.wait_for_peer()
+        request = receiver.open_request(1, [1, 2])
+        for _round in range(5):
+            with receiver.step(request, support=8) as proposal:
+                proposal.commit(1, [int(proposal.tokens[0])])
+        stop.set()
+        drafting.join(10)
     capture.close()
     outcome = replayed((tmp_path / "leader.pcapng").read_bytes())
-    assert (outcome.ready, outcome.frames, outcome.differs) == (5, 30, [])
+    assert (outcome.ready, outcome.frames, outcome.differs, outcome.compared) == (5, 30, [], 0)
 
 
 @pytest.mark.parametrize("support", (None, 8))
@@ -254,4 +254,5 @@ def test_faults_are_in_it_and_count_as_they_did(support: int | None) -> None:
     assert outcome.reasons == live.reasons
     assert outcome.discards == live.discards
     assert outcome.ready == live.ready
+    assert outcome.compared == outcome.sessions > 1
     assert {"payload_digest", "header_digest", "generation_stale", "link_error"} <= set(outcome.reasons)

@@ -124,6 +124,10 @@ def test_a_torn_file_replays_as_far_as_it_goes(tmp_path: Path) -> None:
     outcome = replayed(data[: len(data) // 2])
     assert outcome.torn
     assert 0 < outcome.ready < 60
+    assert (outcome.sessions, outcome.compared) == (1, 0)
+    path = tmp_path / "x.pcapng"
+    path.write_bytes(data[: len(data) // 2])
+    assert pp1q("replay", str(path)).stdout.endswith("the same as live in 0 of 1 sessions: the others can't be compared\n")
     assert outcome.differs == []
 
 
@@ -239,7 +243,7 @@ def test_signed_mutations_reach_the_checks_behind_the_digests(sparse: list[Sessi
         "unknown_flag", "reserved_bits", "boot_nonce", "session_mismatch", "slot_bounds", "slot_state", "generation_stale",
         "round_mismatch", "depth_mismatch", "position_bounds", "position_duplicate", "context_mismatch", "representation",
         "support_bounds", "id_range", "id_order", "nondyadic", "mass", "zero_q_token", "draw_mismatch", "request_mismatch",
-        "length_bounds", "padding_nonzero", "negative", "incomplete", "reply_size",
+        "length_bounds", "padding_nonzero", "negative", "incomplete", "reply_size", "nonfinite", "zero_entry", "id_duplicate",
     }  # fmt: skip
 
 

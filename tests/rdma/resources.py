@@ -10,10 +10,12 @@ from pp1q_transport.links.rdma_verbs import alive
 KINDS = ("pd", "cq", "qp", "mr", "ctx")
 
 
-def kernel_counts() -> dict[str, int]:
-    """All devices' together, as `rdma resource` counts them."""
+def kernel_counts(*devices: str) -> dict[str, int]:
+    """Of these devices together, as `rdma resource` counts them; other tests may be at work on others."""
     said = subprocess.run(["rdma", "-j", "resource", "show"], check=True, capture_output=True, text=True).stdout
-    return {kind: sum(device.get(kind, 0) for device in json.loads(said)) for kind in KINDS}
+    mine = [device for device in json.loads(said) if device["ifname"] in devices]
+    assert len(mine) == len(devices), said
+    return {kind: sum(device.get(kind, 0) for device in mine) for kind in KINDS}
 
 
 def own_counts() -> dict[str, int]:

@@ -134,7 +134,7 @@ def held_by(rig: CableRig) -> dict[str, int]:
     """Everything that is counted, once both ends are at rest."""
     for _ in range(10):
         rig.settle()
-    return {f"kernel {kind}": count for kind, count in kernel_counts().items()} | own_counts()
+    return {f"kernel {kind}": count for kind, count in kernel_counts(A, B).items()} | own_counts()
 
 
 def run_cycles(rig: CableRig, count: int, fault: Callable[[int], None], mend: Callable[[], None]) -> int:
@@ -254,7 +254,7 @@ def test_the_peer_is_killed(children: ForkServer) -> None:
 
         pid = children.start("leader", A, connect=receiver.endpoint, **OPTIONS)
         ready_once()
-        kernel = kernel_counts()
+        kernel = kernel_counts(A, B)
         with counted(held):
             for _ in range(KILLS):
                 number += 1
@@ -267,7 +267,7 @@ def test_the_peer_is_killed(children: ForkServer) -> None:
                 receiver.close_request(request)
                 pid = children.start("leader", A, connect=receiver.endpoint, **OPTIONS)
                 ready_once()
-        assert kernel_counts() == kernel
+        assert kernel_counts(A, B) == kernel
 
 
 def test_the_receiver_is_killed(children: ForkServer) -> None:
@@ -290,7 +290,7 @@ def test_the_receiver_is_killed(children: ForkServer) -> None:
 
         pid = children.start("receiver", B, connect=leader.endpoint, **OPTIONS)
         some_rounds()
-        kernel = kernel_counts()
+        kernel = kernel_counts(A, B)
         with counted(own_counts):
             for _ in range(KILLS):
                 os.kill(pid, signal.SIGKILL)
@@ -299,4 +299,4 @@ def test_the_receiver_is_killed(children: ForkServer) -> None:
                 pid = children.start("receiver", B, connect=leader.endpoint, **OPTIONS)
                 eventually(lambda: leader.up, serve, WITHIN_S)
                 some_rounds()
-        assert kernel_counts() == kernel
+        assert kernel_counts(A, B) == kernel

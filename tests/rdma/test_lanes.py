@@ -74,6 +74,22 @@ def test_a_lane_without_an_outcome_never_passes(
     assert {name: outcome["verdict"] for name, outcome in outcomes.items()} == {first: "PASS", **dict.fromkeys(rest, verdict)}
 
 
+def test_every_lane_is_in_one_track() -> None:
+    assert sorted(name for track in lanes.TRACKS for name in track) == sorted(LANES)
+
+
+def test_lanes_of_both_tracks_run_and_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lanes, "TRACKS", (("a", "b"), ("c", "d")))
+    monkeypatch.setattr(lanes, "LANES", {name: Lane(f"{name} works", command=f"exit {int(name == 'd')}") for name in "abcd"})
+    monkeypatch.setattr("sys.argv", ["lanes.py", "--results", str(tmp_path), "a", "c", "d"])
+    assert lanes.main() == 1
+    outcomes = json.loads((tmp_path / OUTCOMES).read_text(encoding="utf-8"))
+    assert {name: outcome["verdict"] for name, outcome in outcomes.items()} == {"a": "PASS", "c": "PASS", "d": "FAIL"}
+    assert sorted(text.split()[1] for text in capsys.readouterr().out.splitlines()) == ["a", "c", "d"]
+
+
 def test_a_chosen_lane_is_missed_too(tmp_path: Path) -> None:
     chosen = next(iter(LANES))
     assert report([chosen], tmp_path, required=False) == 1

@@ -101,6 +101,13 @@ def test_what_nothing_came_of_is_harmless_and_what_never_came_is_no_fault() -> N
     assert outcomes.close() == {("drop", HARMLESS): 1, ("drop", NOT_REACHED): 1}
 
 
+def test_a_flip_of_which_nothing_comes_is_a_violation() -> None:
+    outcomes = Outcomes(Journal())
+    outcomes.begin(outcomes.arm(fault(0, FaultKind.FLIP)))
+    with pytest.raises(Violation, match="nothing has come of"):
+        outcomes.close()
+
+
 def test_the_journal_digests_what_it_does_not_keep() -> None:
     kept, lost = Journal(keep=True), Journal()
     for journal in (kept, lost):

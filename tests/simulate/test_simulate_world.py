@@ -63,6 +63,14 @@ def test_each_size_of_group(ranks: int) -> None:
     assert totals.ends["committed"] > 300
 
 
+def test_a_flip_behind_a_truncated_frame_waits_for_the_end_of_its_link() -> None:
+    """Its bytes are taken for those that are missing: nothing is refused yet, and nothing may be called unnoticed."""
+    kept = frozenset({1, 3, 5, 9, 12, 14, 15, 16})
+    totals, failure = run(Campaign(seed=10_018, rounds=107, ranks=(3,), only=kept))
+    assert failure is None
+    assert totals.faults["flip", SUPERSEDED] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", (10_000, 20_000, 30_000, 40_000))

@@ -10,6 +10,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,16 @@ def test_a_row_depends_on_its_context_alone(python: str) -> None:
     done = subprocess.run([python, "-c", FORWARD], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "fine\n"
+
+
+def test_rows_for_other_tests(python: str, tmp_path: Path) -> None:
+    out = tmp_path / "rows.npy"
+    subprocess.run([python, "examples/smollm2/rows.py", str(out)], cwd=ROOT, check=True, timeout=600)
+    rows = np.load(out)
+    assert (rows.shape, rows.dtype) == ((32, 49152), np.float32)
+    assert np.isfinite(rows).all()
+    assert len(np.unique(rows.argmax(axis=1))) > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
 
 
 def test_a_short_demo(python: str) -> None:

@@ -23,7 +23,7 @@ from lanes import LANES
 from machine import CACHE, ENVIRONMENT, REPOSITORY, Unavailable, prepare
 from report import report
 
-LANES_TIMEOUT_S = 2700.0  # a machine that is not busy takes a quarter of it
+LANES_TIMEOUT_S = 3600.0  # of a hang: a machine that is not busy takes a fifth of it
 
 
 def run_command(command: list[str], timeout_s: float) -> int:
