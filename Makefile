@@ -11,7 +11,7 @@ SOURCES := pyproject.toml setup.py $(PXD) $(wildcard $(PXD:.pxd=.py)) \
 	$(shell find pp1q_transport -name '*.pyx' -o -name '*.pxi' -o -name '*.c' -o -name '*.h')
 
 .PHONY: help demo demo-sidecar demo-model test test-fast test-pure bench example-c clean lint check-deploy check-model \
-	check-dissector check-kaitai mutants check-units wheel check-wheel test-rdma soak kills compare-verifiers simulate
+	check-dissector check-kaitai fuzz mutants check-units wheel check-wheel test-rdma soak kills compare-verifiers simulate
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -56,6 +56,9 @@ check-dissector: .venv/.test-tools  ## captures and golden frames in tshark, by 
 check-kaitai: .venv/.test-tools  ## the second decoder: pp1q_v2.ksy compiled, against golden and random frames
 	scripts/check-kaitai.sh
 
+fuzz: .venv/.test-tools  ## every decoder and the C kernels under a fuzzer, FUZZ_S seconds each (six)
+	scripts/check-fuzz.sh
+
 mutants: .venv/.test-tools  ## deliberate bugs, one at a time: the tests must notice each (minutes)
 	$(BIN)/python scripts/mutants.py
 
@@ -77,6 +80,7 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-model.sh
 	scripts/check-dissector.sh
 	scripts/check-kaitai.sh
+	scripts/check-fuzz.sh
 	scripts/check-wheel.sh
 	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180

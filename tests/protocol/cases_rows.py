@@ -11,6 +11,7 @@ from .case import Case, Cost, Life
 from .frames import (
     Bend,
     Entries,
+    Value,
     both,
     claimed,
     dense,
@@ -53,6 +54,11 @@ def _set(index: int, identity: int | None = None, q: int | None = None) -> Bend:
         return entries
 
     return sparse(change)
+
+
+def _place(slots: int = 0, generations: int = 0) -> dict[str, Value]:
+    """Another place: the slot so many further on (of the world's four), the slot generation so many later."""
+    return {"slot": lambda h: (h.slot + slots) % 4, "slot_generation": lambda h: h.slot_generation + generations}
 
 
 # --- 4.001..: what a row's header claims ----------------------------------------------------------------------------
@@ -110,12 +116,12 @@ PLACES: Final = (
     _row("4.044", "digest of another session", R.PAYLOAD_DIGEST, signed_as(session=9)),
     _row("4.045", "digest of another request", R.PAYLOAD_DIGEST, signed_as(request=2)),
     _row("4.046", "digest of another shard", R.PAYLOAD_DIGEST, signed_as(shard=1)),
-    _row("4.047", "digest of another slot", R.PAYLOAD_DIGEST, signed_as(slot=0)),
-    _row("4.048", "digest of another slot generation", R.PAYLOAD_DIGEST, signed_as(slot_generation=2)),
+    _row("4.047", "digest of another slot", R.PAYLOAD_DIGEST, signed_as(**_place(1))),
+    _row("4.048", "digest of another slot generation", R.PAYLOAD_DIGEST, signed_as(**_place(0, 1))),
     _row("4.049", "digest of another request generation", R.PAYLOAD_DIGEST, signed_as(request_generation=1)),
     _row("4.050", "digest of another round", R.PAYLOAD_DIGEST, signed_as(round=1)),
     _row("4.051", "digest of another position", R.PAYLOAD_DIGEST, signed_as(position=4)),
-    _sparse("4.052", "sparse row with the digest of another slot", R.PAYLOAD_DIGEST, signed_as(slot=0)),
+    _sparse("4.052", "sparse row with the digest of another slot", R.PAYLOAD_DIGEST, signed_as(**_place(1))),
     _sparse("4.053", "sparse row with the digest of another position", R.PAYLOAD_DIGEST, signed_as(position=5)),
     _row("4.054", "first payload bit flipped", R.PAYLOAD_DIGEST, payload_bit(0)),
     _row("4.055", "last payload bit flipped", R.PAYLOAD_DIGEST, payload_bit(255, 0x80)),
@@ -220,15 +226,15 @@ COMPLETIONS: Final = (
     _completion("4.124", "completion of an older slot generation", R.GENERATION_STALE, fields(slot_generation=0),
                 outcome=R.TIMEOUT, counts=(1, 0)),
     _completion("4.125", "completion of a slot generation that was never granted", R.SLOT_STATE,
-                fields(slot_generation=2), cost=Cost.LINK),
-    _completion("4.126", "completion for a slot that is free", R.SLOT_STATE, fields(slot=3), cost=Cost.LINK),
+                fields(**_place(0, 1)), cost=Cost.LINK),
+    _completion("4.126", "completion for a slot that is free", R.SLOT_STATE, fields(**_place(2, 9)), cost=Cost.LINK),
     _row("4.127", "first row lost", R.INCOMPLETE, dropped),
     _row("4.128", "last row lost", R.INCOMPLETE, dropped, nth=2),
     _row("4.129", "row of an older slot generation lands nowhere", R.GENERATION_STALE, fields(slot_generation=0),
          outcome=R.INCOMPLETE, counts=(1, 0)),
-    _row("4.130", "row of a slot generation that was never granted", R.SLOT_STATE, fields(slot_generation=2),
+    _row("4.130", "row of a slot generation that was never granted", R.SLOT_STATE, fields(**_place(0, 1)),
          cost=Cost.LINK),
-    _row("4.131", "row for a slot that is free", R.SLOT_STATE, fields(slot=2), cost=Cost.LINK),
+    _row("4.131", "row for a slot that is free", R.SLOT_STATE, fields(**_place(1, 9)), cost=Cost.LINK),
     _row("4.132", "row of the last slot generation there is", R.SLOT_STATE, fields(slot_generation=0xFFFFFFFF),
          cost=Cost.LINK),
     _row("4.133", "row cut short: what follows is taken for its payload", R.BAD_MAGIC,
