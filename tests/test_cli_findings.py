@@ -1,4 +1,4 @@
-"""What a newcomer and a breaker found in the commands: numbers that are none, rdma settings of a configuration, a shared capture."""
+"""What a newcomer and a breaker found in the commands: numbers that are none, rdma settings of a file, a shared capture."""
 
 from __future__ import annotations
 
