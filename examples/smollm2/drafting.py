@@ -10,6 +10,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any, TextIO
 
+from cut import Cut
 from logits import Logits, Remembered
 
 from pp1q_transport import attach_leader, dyadic, open_leader
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, required=True)
     parser.add_argument("--account", required=True)
     given = parser.parse_args()
-    from model import Cut, Forward, load_model
+    from model import Forward, load_model
 
     model = Remembered(Forward(load_model(Cut.parse(given.cut)), SHAPES, given.capacity))
     side: Any = attach_leader(given.attach) if given.attach else None
