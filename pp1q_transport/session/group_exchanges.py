@@ -1,7 +1,7 @@
 """Exchanges at rank 0: it hears the part of every rank, and once all are in and fit, tells every rank.
 
-Between `hub` (epochs and group links) and `exchanges`, the machine that judges. Does no I/O: frames go into outboxes. SPEC sections
-4, 6 and 7.
+Between `hub` (epochs and group links) and `exchanges`, the machine that judges. Does no I/O: frames go into outboxes. SPEC
+sections 4, 6 and 7.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class GroupLinks(Protocol):
 
 
 class GroupExchanges:
-    """All exchanges of one rank group, over its epochs. `done`: complete ones (the parts of all ranks, in order), for the owner to
-    take. Counted: `exchanges`."""
+    """All exchanges of one rank group, over its epochs. `done`: complete ones (the parts of all ranks, in order), for the owner
+    to take. Counted: `exchanges`."""
 
     def __init__(self, group: GroupLinks, size: int) -> None:
         self.done: list[list[Part]] = []
@@ -62,7 +62,7 @@ class GroupExchanges:
             self._machine.end()
 
     def own(self, part: Part) -> None:
-        """Rank 0's own part. Raises `LocalMisuse` outside an open epoch and out of turn, `PeerFault` for one that does not fit."""
+        """Rank 0's own part. Raises `LocalMisuse` outside an open epoch and out of turn, `PeerFault` for one that doesn't fit."""
         if self._machine is None:
             raise LocalMisuse("no exchange before every rank is up")
         self._complete(self._machine.own(part))

@@ -139,8 +139,8 @@ class MemberSession(LandingSession):
         return self.member.may_commit(epoch, slot, generation)
 
     def exchange(self, part: Part) -> None:
-        """Our own part of the next exchange (`exchanges.said(rank)`). Raises `LocalMisuse` while no epoch is open, `PeerFault` for
-        a part that rank 0 would refuse."""
+        """Our own part of the next exchange (`exchanges.said(rank)`). Raises `LocalMisuse` while no epoch is open, `PeerFault`
+        for a part that rank 0 would refuse."""
         if not self.exchanges.own(part):  # never complete by it: rank 0 tells us the others' once all are in
             send_part(self, self.member.epoch, part)
 
@@ -225,12 +225,12 @@ class MemberSession(LandingSession):
         code = self.check_peer(header)
         if code:
             return -code
-        if header.payload_length > self.terms.max_payload:
-            return -_LENGTH_BOUNDS
         kind = header.kind
-        if kind == 19:  # EXCHANGE
+        if kind == 19:  # EXCHANGE: its bounds are its own
             landing.memory = self._part
             return -judge_header(header)
+        if header.payload_length > self.terms.max_payload:
+            return -_LENGTH_BOUNDS
         if kind == 4 or kind == 5:  # REPLY, COMPLETION
             return self.accept_row(header, landing)
         if kind == 14 and header.payload_length > self.decision_bytes:

@@ -1,8 +1,8 @@
-"""What one rank may say in one exchange of a sharded computation: a closed list of purposes, each with a typed body and its bounds.
+"""What one rank may say in one exchange of a sharded computation: a closed list of purposes, each with a typed body and bounds.
 
 Between the generators of `sharding`, which yield arrays by the name of their step, and `exchanges`, which puts the parts of all
-ranks together. A part is judged by itself (`judge`) and beside the others (`judge_all`) before any rank computes with it. Knows no
-frames, epochs or links. SPEC sections 6 and 7.
+ranks together. A part is judged by itself (`judge`) and beside the others (`judge_all`) before any rank computes with it. Knows
+no frames, epochs or links. SPEC sections 6 and 7.
 """
 
 from __future__ import annotations

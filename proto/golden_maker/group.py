@@ -95,11 +95,12 @@ def valid() -> list[Vector]:
     tell("exchange_told", part(0, WINNERS, 2, winners(theirs)), "exchanged",
          "Rank 0's, told to rank 1 once all were in: tokens 2 (of equals the lowest) and 31.", (*opened, "exchange_winners"),
          winners=[[str(value), token] for value, token in theirs])  # fmt: skip
-    tell("exchange_score", part(1, SCORE, 1, struct.pack("<d", 7.5)), "part_heard", "The largest logit of rank 1's range.", opened,
-         values=["7.5"])  # fmt: skip
+    tell("exchange_score", part(1, SCORE, 1, struct.pack("<d", 7.5)), "part_heard", "The largest logit of rank 1's range.",
+         opened, values=["7.5"])  # fmt: skip
     accept = (0, 3 << 40, 11, 0)
     tell("exchange_accept", part(1, ACCEPT, 4, struct.pack("<4Q", *accept)), "part_heard",
-         "Rank 1 holds the token: its integer weight and its count; the noise is rank 0's.", opened, values=list(accept))  # fmt: skip
+         "Rank 1 holds the token: its integer weight and its count; the noise is rank 0's.", opened,
+         values=list(accept))  # fmt: skip
     return out
 
 
@@ -147,7 +148,8 @@ def exchanges(of: Faults) -> None:
 def faults(of: Faults) -> None:
     """What either end of a group link refuses; all of it costs the link, but a frame of an epoch that is over."""
     add, link = of.add, "link"
-    unused = {"exchange_winners": 84, "vote_ready": 64, "decide_ready": 84, "released": 88, "epoch_open": 84, "agree": 90, "leave": 72}
+    unused = {"exchange_winners": 84}
+    unused |= {"vote_ready": 64, "decide_ready": 84, "released": 88, "epoch_open": 84, "agree": 90, "leave": 72}
     for base, offset in unused.items():
         patched = replace(of.frame(base), patch={offset: b"\x01"})
         add(f"reserved_in_{base}", "reserved_bits", link, f"Byte {offset} of the argument area is not zero.", base, patched)
