@@ -391,11 +391,12 @@ class Header:
     def _encode_args(self, buf: Memory, offset: int) -> None:
         kind = self.kind
         a0 = a1 = a2 = a3 = a4 = a5 = 0
-        if kind == 4:
+        if kind == 4 or kind == 9:
             a0 = _pair(self.token & _M32, self.draw_counter)
             a1 = self.context
-            a2 = _pair(self.first_id, self.end_id)
-            a3 = _pair(self.shard_mass, self.mass_before)
+            if kind == 4:
+                a2 = _pair(self.first_id, self.end_id)
+                a3 = _pair(self.shard_mass, self.mass_before)
         elif kind == 5:
             a0 = self.reply_size
             a1 = self.context
@@ -418,9 +419,6 @@ class Header:
             a1 = self.prefix_high
             a2 = self.seed
             a3 = _pair(self.token_count, self.max_position)
-        elif kind == 9:
-            a0 = _pair(self.token & _M32, self.draw_counter)
-            a1 = self.context
         elif kind == 12:
             a0 = self.seed
             a1 = self.context

@@ -17,6 +17,7 @@ from ..local import messages as m
 from ..session import slots as st
 from ..session.shards import REQUEST_OWNER
 from .clients import ClientPort
+from .exchanging import take_part, tell_parts
 from .served import NO_TICKET, U32_MAX, ServedReceiver, ServedTicket
 
 if TYPE_CHECKING:
@@ -83,7 +84,12 @@ class TargetPort(ClientPort):
             self._open(fields, payload)
         elif kind == m.CLOSE:
             self._close(fields[0])
-        elif self.group is not None and fields[0] == self.group.epoch:
+        elif self.group is None:
+            pass  # it has nobody to agree with
+        elif kind == m.EXCHANGE:
+            if self.group.open and fields[1] == self.group.epoch:
+                take_part(fields, payload, 0, self.group.exchanges.own)
+        elif fields[0] == self.group.epoch:
             self.group.agree(fields[2], fields[3])
 
     def _open(self, fields: tuple[Any, ...], payload: memoryview) -> None:
@@ -262,6 +268,7 @@ class TargetPort(ClientPort):
             receiver.edges.clear()
         if self.group is not None:
             self._tell_epoch()
+            tell_parts(self.send, self.group.epoch, self.group.exchanges.done)
         late_ns = self.late_ns(now_ns)
         if late_ns:
             receiver.quarantine_overdue(late_ns)

@@ -1,7 +1,7 @@
 """EXCHANGE frames of a group link: a part to a frame, a header to a verdict, a landed frame to a part.
 
-Between `hub` and `member`, which have links and epochs, and `parts`, which knows what a part may say. Both ends write and read the
-same frame; keeps no state. SPEC sections 2 and 7, `proto/spec.md`.
+Between `hub` and `member`, which have links and epochs, and `parts`, which knows what a part may say. Both ends write and read
+the same frame; keeps no state. SPEC sections 2 and 7, `proto/spec.md`.
 """
 
 from __future__ import annotations

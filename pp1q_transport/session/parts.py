@@ -217,6 +217,12 @@ def values_of(purpose: int, payload: bytes, entries: int) -> Array:
     return np.frombuffer(payload, known.dtype)
 
 
+def values_in(purpose: int, payload: bytes) -> Array:
+    """`values_of` all elements that the payload has room for: records count bytes, not elements."""
+    known = PURPOSES.get(purpose)
+    return values_of(purpose, payload, len(payload) // known.dtype.itemsize if known is not None else 0)
+
+
 def judge(part: Part, vocab_size: int) -> None:
     """What a part says by itself. Raises `PeerFault`."""
     purpose = PURPOSES[part.purpose]

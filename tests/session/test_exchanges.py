@@ -1,4 +1,4 @@
-"""The machine of exchanges alone: any order in which ranks speak gives every rank the same parts, and nothing else does anything."""
+"""The machine of exchanges alone: any order in which ranks speak gives every rank the same parts, and nothing else counts."""
 
 from __future__ import annotations
 
