@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,44 @@ def test_the_greedy_lane_through_daemons(dtype: type) -> None:
         bed.up()
         on_every_rank(bed, act)
     assert found[0] == found[1] == [[greedy.full_path_token(row) for row in rows] for rows in logits]
+
+
+def test_the_page_for_engines_is_true() -> None:
+    """The functions of docs/engines.md, as they stand there, beside daemons: the same proposals verified and decoded greedily."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+    section = text.split("## Logits that no rank holds whole")[1].split("\n## ")[0]
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, names)
+    target = ToyTarget(SHAPE.seed, VOCAB)
+    tokens: dict[int, list[int]] = {}
+
+    def act(receiver: AttachedReceiver, _barrier: threading.Barrier) -> None:
+        request = receiver.open_request(1, PROMPT, seed=SEED)
+        shard = receiver.shard()
+        own = slice(shard.first_id, shard.end_id)
+        for number in range(8):
+            context = request.tokens.tolist()
+            with receiver.step(request, budget_us=PATIENT_US) as proposal:
+                chain = proposal.tokens.tolist()
+                p = [target.weights((context + chain[:i])[-2:])[0][own].astype(np.float64) for i in range(len(chain) + 1)]
+                if number % 2:
+                    names["verify_together"](receiver, request, proposal, lambda i, p=p: p[i])
+                else:
+                    with np.errstate(divide="ignore"):
+                        names["greedy_together"](receiver, request, proposal, np.log(np.array(p)))
+                    made = request.tokens.tolist()[len(context) :]
+                    for i, token in enumerate(made):
+                        assert token == int(target.weights((context + made[:i])[-2:])[0].argmax())
+        tokens[receiver.rank] = request.tokens.tolist()
+
+    with Bed(SHAPE) as bed:
+        bed.up()
+        bed.start("draft")
+        bed.wait_for_client("leader")
+        on_every_rank(bed, act)
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]) > len(PROMPT) + 8
 
 
 def test_what_ends_an_exchange_ends_it_for_all() -> None:
