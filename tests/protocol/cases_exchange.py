@@ -373,6 +373,8 @@ HEADERS: Final = (
     _at_rank_0("7.033", "a part that leaves one exchange out", R.RANK_DISAGREE, _says(fields(sequence=1))),
     _at_rank_0("7.034", "the same part again", R.GENERATION_DUPLICATE, _says(lambda frame, _world: [frame, frame])),
     _at_rank_0("7.035", "a rank too far ahead", R.OVERLOAD, too_far_ahead),
+    _at_rank_0("7.038", "a digest of nothing", R.RESERVED_BITS, _says(fields(payload_digest=5), lambda w, r: x.part(
+        w, r, "tree nodes", []))),
     _at_rank_0("7.036", "another life of the rank, in an exchange", R.BOOT_NONCE, _says(fields(boot_nonce=1))),
     _at_rank_0("7.037", "another session, in an exchange", R.SESSION_MISMATCH, _says(fields(session=1))),
 )
