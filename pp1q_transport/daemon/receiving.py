@@ -15,6 +15,7 @@ from .. import wire
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..session import slots as st
+from ..session.parts import RanksDiffer
 from ..session.shards import REQUEST_OWNER
 from .clients import ClientPort
 from .exchanging import take_part, tell_parts
@@ -87,10 +88,19 @@ class TargetPort(ClientPort):
         elif self.group is None:
             pass  # it has nobody to agree with
         elif kind == m.EXCHANGE:
-            if self.group.open and fields[1] == self.group.epoch:
-                take_part(fields, payload, 0, self.group.exchanges.own)
+            self._exchange(self.group, fields, payload)
         elif fields[0] == self.group.epoch:
             self.group.agree(fields[2], fields[3])
+
+    def _exchange(self, group: RankGroup, fields: tuple[Any, ...], payload: memoryview) -> None:
+        if not group.open or fields[1] != group.epoch:
+            return  # it crossed the end of its epoch
+        try:
+            take_part(fields, payload, 0, group.exchanges.own)
+        except RanksDiffer as fault:  # another process may be the wrong one: all agree anew, and this one stays
+            self.counters.refuse(fault.reason)
+            self.log.warning("ranks_differ", reason=fault.reason.value, detail=fault.detail)
+            group.leave(fault.reason)
 
     def _open(self, fields: tuple[Any, ...], payload: memoryview) -> None:
         request, seed, max_position, generation, round_number, _count = fields

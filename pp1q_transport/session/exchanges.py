@@ -18,7 +18,7 @@ from collections import deque
 from typing import Final
 
 from ..errors import LocalMisuse, PeerFault, Reason
-from .parts import Part, judge, judge_all
+from .parts import Part, RanksDiffer, judge, judge_all
 
 WINDOW: Final = 64
 
@@ -54,7 +54,7 @@ class Exchanges:
 
     def own(self, part: Part) -> list[Part]:
         """This rank's own part. The parts of all, when it was the last. Raises `LocalMisuse` outside an open epoch and for a
-        number that is not the next, `PeerFault` for what rank 0 would refuse."""
+        number that is not the next, `PeerFault` for what rank 0 would refuse (`RanksDiffer`: it may be another's fault)."""
         if not self.open or part.rank != self.rank or part.sequence != self._next[self.rank]:
             raise LocalMisuse(f"exchange {part.sequence} of rank {part.rank}: {self._next[self.rank]} is next, open: {self.open}")
         return self._add(part)
@@ -105,4 +105,4 @@ def _compare(part: Part, other: Part) -> None:
     )
     for ours, theirs, reason, name in pairs:
         if ours != theirs:
-            raise PeerFault(reason, f"exchange {part.sequence}: {name} {ours} at rank {part.rank}, {theirs} at {other.rank}")
+            raise RanksDiffer(reason, f"exchange {part.sequence}: {name} {ours} at rank {part.rank}, {theirs} at {other.rank}")

@@ -30,6 +30,10 @@ _U8: Final = np.dtype("<u8")
 Array: TypeAlias = NDArray[Any]
 
 
+class RanksDiffer(PeerFault):
+    """The parts of two ranks do not go together. Each may be right by itself, and nobody can say which rank is not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One rank's part of one exchange. `sequence` counts the group's exchanges in an epoch, from 0; [`first_id`, `end_id`) is the
@@ -233,18 +237,18 @@ def judge(part: Part, vocab_size: int) -> None:
 
 def judge_all(parts: Sequence[Part], vocab_size: int) -> None:
     """Whether the parts of all ranks, in order, make one exchange: ranges tile the vocabulary, and what the purpose wants.
-    Raises `PeerFault`."""
+    Raises `RanksDiffer`."""
     edge = 0
     purpose = PURPOSES[parts[0].purpose]
     for part in parts:
         if part.first_id != edge:
-            raise PeerFault(Reason.ID_RANGE, f"the range of rank {part.rank} begins at {part.first_id}, not {edge}")
+            raise RanksDiffer(Reason.ID_RANGE, f"the range of rank {part.rank} begins at {part.first_id}, not {edge}")
         edge = part.end_id
     if edge != vocab_size:
-        raise PeerFault(Reason.ID_RANGE, f"the ranges of all ranks end at {edge}, not {vocab_size}")
+        raise RanksDiffer(Reason.ID_RANGE, f"the ranges of all ranks end at {edge}, not {vocab_size}")
     reason = purpose.judge_all(parts) if purpose.judge_all is not None else None
     if reason is not None:
-        raise PeerFault(reason, f"all ranks in {purpose.what}")
+        raise RanksDiffer(reason, f"all ranks in {purpose.what}")
 
 
 def answer_of(parts: Sequence[Part]) -> list[Array]:

@@ -10,8 +10,9 @@ import pytest
 
 from pp1q_transport import dyadic, greedy, sharding, wire
 from pp1q_transport.errors import InvalidQ, LocalMisuse, PeerFault, Reason
+from pp1q_transport.session.exchange_run import Place
 from pp1q_transport.session.exchanges import WINDOW
-from pp1q_transport.session.parts import PURPOSES, Part
+from pp1q_transport.session.parts import PURPOSES, Part, RanksDiffer
 from pp1q_transport.sharding import Shard
 from pp1q_transport.verify import QRow, verify_chain_fast
 
@@ -212,6 +213,31 @@ def own_parts_out_of_turn(world: GroupWorld) -> None:
     assert not any(rig.taps["member"].seen and rig.taps["member"].seen[-1].header.kind == x.KIND for rig in world.members)
 
 
+def rank_0_differs(world: GroupWorld) -> None:
+    """Its own part comes last and does not go with the others: it can't say who is wrong, so all agree anew and no link is cut."""
+    group = world.group
+    assert group is not None
+    wrong = (
+        (x.part(world, 0, "winners", [(1.0, 0)], 0, Place(2, 0, 0, 1)), R.REQUEST_MISMATCH),
+        (x.part(world, 0, "winners", [(1.0, 0)], 0, Place(1, 0, 4, 1)), R.ROUND_MISMATCH),
+        (x.winners(world, 0, 0, 2), R.LENGTH_BOUNDS),
+        (x.part(world, 0, "largest score of each shard", [1.0]), R.SEMANTIC_MISMATCH),
+    )
+    for part, reason in wrong:
+        for rank in (1, 2):
+            x.say(world, x.winners(world, rank))
+        with pytest.raises(RanksDiffer) as caught:
+            group.exchanges.own(part)
+        assert caught.value.reason is reason
+        group.leave(reason)
+        world.run()
+        assert x.heard(world) == [[]] * 3
+    assert group.epoch == 1 + len(wrong)
+    for rank in range(3):
+        x.say(world, x.winners(world, rank))
+    assert [len(box) for box in x.heard(world)] == [1] * 3
+
+
 # --- bent parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +380,7 @@ WHOLE: Final = (
     _case("7.012", "the epoch ends in the middle of an exchange", R.CANCELLED, epoch_ends_in_the_middle),
     _case("7.013", "parts that cross a LEAVE", None, told_after_leaving),
     _case("7.014", "a part of an epoch that is over", R.GENERATION_STALE, said_in_an_epoch_that_is_over),
+    _case("7.016", "rank 0's own part differs", None, rank_0_differs),
     _case("7.015", "a process out of turn, or wrong by itself", None, own_parts_out_of_turn),
 )
 
