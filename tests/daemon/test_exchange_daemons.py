@@ -163,6 +163,7 @@ def test_the_command_that_shows_it(ranks: int, support: int | None) -> None:
     assert report["p_value"] > P_VALUE_LEAST
     assert report["ready"] == [330] * ranks
     assert report["ranks_agree"]
+    assert report["exchanges"] >= 330 * 4, "each row took some"
     assert report["committed"] == report["embedded"]["committed"], "the tokens of one process with all of q"
 
 

@@ -214,7 +214,7 @@ def own_parts_out_of_turn(world: GroupWorld) -> None:
 
 
 def rank_0_differs(world: GroupWorld) -> None:
-    """Its own part comes last and does not go with the others: it can't say who is wrong, so all agree anew and no link is cut."""
+    """Its own part comes last and does not go with the others: any rank may be wrong, so all agree anew and no link is cut."""
     group = world.group
     assert group is not None
     wrong = (
