@@ -199,6 +199,13 @@ def test_the_greedy_lane_through_daemons(dtype: type) -> None:
         with pytest.raises(InvalidQ):
             receiver.run_sharded(sharding.greedy_tokens_sharded(shard, own(spoiled)), request, 99)
         assert receiver.up, "every rank refused it alike"
+        weights = np.random.default_rng(3).random(VOCAB)
+        mine = weights[shard.first_id : shard.end_id].copy()
+        row = receiver.run_sharded(sharding.allocate_top_k_sharded(shard, mine, 600), request, 98)  # parts of 6,144 bytes
+        ids, counts = dyadic.allocate_top_k(weights, 600)
+        inside = (ids >= shard.first_id) & (ids < shard.end_id)
+        assert row.ids is not None
+        assert (row.ids.tolist(), row.counts.tolist()) == (ids[inside].tolist(), counts[inside].tolist())
 
     with Bed(dataclasses.replace(SHAPE, mode="replicate")) as bed:
         bed.up()

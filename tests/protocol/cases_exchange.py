@@ -95,6 +95,18 @@ def q_is_built(world: GroupWorld) -> None:
             x.compute(world, lambda s, make=make: make(s, bad[s.first_id : s.end_id].copy()))
 
 
+def large_parts(world: GroupWorld) -> None:
+    """Candidates of more than 4,096 bytes, which an outbox does not copy, as many as a part may have."""
+    weights = np.random.default_rng(4).random(world.terms.vocab_size)
+    k = PURPOSES[16].most
+    found = x.compute(world, lambda s: sharding.allocate_top_k_sharded(s, weights[s.first_id : s.end_id].copy(), k))
+    ids, counts = dyadic.allocate_top_k(weights, k)
+    assert [int(token) for row in found for token in row.ids] == ids.tolist()
+    assert [int(count) for row in found for count in row.counts] == counts.tolist()
+    with pytest.raises(LocalMisuse, match="candidates"):
+        x.compute(world, lambda s: sharding.allocate_top_k_sharded(s, weights[s.first_id : s.end_id].copy(), k + 1))
+
+
 def chains_equal_the_unsharded_ones(world: GroupWorld) -> None:
     """Acceptance, correction and bonus over frames: the verdicts of one process."""
     seen = set()
@@ -380,6 +392,7 @@ WHOLE: Final = (
     _case("7.012", "the epoch ends in the middle of an exchange", R.CANCELLED, epoch_ends_in_the_middle),
     _case("7.013", "parts that cross a LEAVE", None, told_after_leaving),
     _case("7.014", "a part of an epoch that is over", R.GENERATION_STALE, said_in_an_epoch_that_is_over),
+    _case("7.017", "parts as large as they may be", None, large_parts, world={"vocab": 6144}),
     _case("7.016", "rank 0's own part differs", None, rank_0_differs),
     _case("7.015", "a process out of turn, or wrong by itself", None, own_parts_out_of_turn),
 )

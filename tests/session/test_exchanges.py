@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +28,7 @@ from pp1q_transport.session.parts import (
     purpose_of,
     values_of,
 )
-from pp1q_transport.sharding import Exchange, Op
+from pp1q_transport.sharding import Exchange, Op, build, verifying
 from pp1q_transport.sharding.exchange import ENTRY
 
 VOCAB = 96
@@ -175,6 +177,17 @@ def test_no_purpose_exceeds_the_bytes_of_a_part_and_codes_are_dense() -> None:
         assert purpose.most * purpose.dtype.itemsize <= PART_BYTES_MOST
         assert purpose.op is not Op.SUM or purpose.dtype.kind in "iu", "no order of additions may matter"
     assert ENTRY.itemsize == 12
+
+
+def test_every_step_of_sharding_has_a_purpose() -> None:
+    """A step that is added or renamed there needs its place on the wire."""
+    called = re.compile(r"all_(gather|sum|max)\(\s*f?\"([^\"]+)\"")
+    steps = set()
+    for module in (build, verifying):
+        for op, what in called.findall(inspect.getsource(module)):
+            names = [what.replace("{shift}", str(shift)) for shift in range(56, -8, -8)] if "{shift}" in what else [what]
+            steps |= {(Op(op), name) for name in names}
+    assert steps == {(purpose.op, purpose.what) for purpose in PURPOSES.values()}
 
 
 @pytest.mark.parametrize("known", PURPOSES.values(), ids=lambda p: p.what)
