@@ -18,7 +18,7 @@ from pp1q_transport.verify import QRow, verify_chain_fast
 
 from . import exchange_rig as x
 from .case import Case
-from .frames import Bend, both, fields, moved, payload_bit, resized
+from .frames import Bend, both, claimed, fields, moved, payload_bit, resized
 from .group_rig import Act, GroupCase, GroupWorld, MemberRig
 
 R = Reason
@@ -415,6 +415,7 @@ HEADERS: Final = (
     _at_rank_0("7.035", "a rank too far ahead", R.OVERLOAD, too_far_ahead),
     _at_rank_0("7.038", "a digest of nothing", R.RESERVED_BITS, _says(fields(payload_digest=5), lambda w, r: x.part(
         w, r, "tree nodes", []))),
+    _at_rank_0("7.039", "a part that claims a megabyte", R.LENGTH_BOUNDS, _says(claimed(1 << 20))),
     _at_rank_0("7.036", "another life of the rank, in an exchange", R.BOOT_NONCE, _says(fields(boot_nonce=1))),
     _at_rank_0("7.037", "another session, in an exchange", R.SESSION_MISMATCH, _says(fields(session=1))),
 )
@@ -482,6 +483,7 @@ TOLD: Final = (
     _at_member("7.105", "told in an epoch that never was", R.GENERATION_STALE, _told(fields(epoch=0))),
     _at_member("7.106", "told a purpose there is not", R.SEMANTIC_MISMATCH, _told(fields(purpose=99))),
     _at_member("7.107", "told more than a part may say", R.LENGTH_BOUNDS, _told(x.rows(34), rank=0)),
+    _at_member("7.109", "told a part that claims a megabyte", R.LENGTH_BOUNDS, _told(claimed(1 << 20), rank=0)),
     _at_member("7.108", "told noise that is not rank 0's", R.RANK_DISAGREE, _told(x.word(0, 1), _accept, rank=2)),
 )  # fmt: skip
 
