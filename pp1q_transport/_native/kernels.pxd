@@ -85,6 +85,7 @@ cdef class ShardedRow(TargetRow):
     cdef int64_t token
     cdef bint bound
     cdef bint began
+    cdef bint bad
     cdef bint settled
     cdef readonly size_t most_nodes
     cdef readonly uint64_t all_counts

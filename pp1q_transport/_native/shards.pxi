@@ -4,7 +4,6 @@
 # call that reads what all ranks sent, and writes what this one sends next. `shards_oracle` is the same in plain Python.
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.math cimport NAN
 from libc.string cimport memcmp, memset
 
 cdef extern from "pp1q_kernels.h" nogil:
@@ -152,7 +151,8 @@ cdef class ShardedRow(TargetRow):
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     cpdef int begin(self, object weights) except? -1:
-        """Takes float32 or float64 weights and writes `nodes`: a NaN first says that a weight is bad."""
+        """Takes float32 or float64 weights and writes `nodes`. Returns a reason code: with INVALID_WEIGHTS there are no nodes, and
+        a rank sends an empty array in their place."""
         cdef size_t first = self.blocks_from[self.rank], end = self.blocks_from[self.rank + 1], found = 0
         cdef Py_buffer *taken
         if not self.bound:
@@ -169,16 +169,17 @@ cdef class ShardedRow(TargetRow):
         self.row.weights = <const uint8_t *>taken.buf
         self._reserve_masses(self.row.n)
         _reserve((end - first) * sizeof(double) + 64)
-        if pp1q_target_sums(&self.row, <double *>scratch) == 0:
-            found = pp1q_tree_nodes(<double *>scratch, first, end, self.blocks_from[self.shards], &self.nodes[0])
-            memset(&self.nodes[0] + found, 0, 8 * (self.most_nodes - found))
-        else:
-            self.nodes[0] = NAN
         self.began = True
+        self.bad = pp1q_target_sums(&self.row, <double *>scratch) != 0
+        if self.bad:
+            return _INVALID_WEIGHTS
+        found = pp1q_tree_nodes(<double *>scratch, first, end, self.blocks_from[self.shards], &self.nodes[0])
+        memset(&self.nodes[0] + found, 0, 8 * (self.most_nodes - found))
         return 0
 
     cpdef int fix_by(self, object answer) except? -1:
-        """The weights become integers under the exponent of all ranks' nodes. Returns a reason code (INVALID_WEIGHTS)."""
+        """The weights become integers under the exponent of all ranks' nodes. Returns a reason code (INVALID_WEIGHTS), on every
+        rank alike, where one of them sent none."""
         cdef double *packed = <double *>(self.gathered + self.shards * self.words)
         cdef const double *sent
         cdef size_t s, held = 0
@@ -186,11 +187,14 @@ cdef class ShardedRow(TargetRow):
         if not self.began:
             raise ValueError("no weights: call begin first")
         self.began = False
+        for part in answer:
+            if len(part) == 0:
+                return _INVALID_WEIGHTS
+        if self.bad:
+            raise ValueError("the answer has nodes of this rank, which sent none")
         self._take(answer, &self.nodes[0], self.most_nodes)
         for s in range(self.shards):
             sent = <const double *>(self.gathered + s * self.most_nodes)
-            if sent[0] != sent[0]:
-                return _INVALID_WEIGHTS
             memcpy(packed + held, sent, 8 * self.node_counts[s])
             held += self.node_counts[s]
         exponent = pp1q_target_exponent(pp1q_tree_root(self.blocks_from, self.shards, packed))

@@ -6,7 +6,6 @@ by tests and by the maker of the aarch64 vectors; never by the running transport
 
 from __future__ import annotations
 
-import math
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -55,12 +54,12 @@ class ShardOracle:
         self.all_counts = 0
 
     def nodes(self, weights: Sequence[float]) -> list[float]:
-        """Sums of the tree's nodes over this rank's blocks, filled with zeros to the longest; a NaN first for bad weights."""
+        """Sums of the tree's nodes over this rank's blocks, filled with zeros to the longest; none for bad weights."""
         self.given = list(weights)
         most = max(map(len, self.covers))
         code, sums = oracle.block_sums(self.given)
         if code:
-            return [math.nan] * most
+            return []
         before, blocks = self.blocks[self.rank], self.blocks[-1]
         own = [
             oracle.tree_sum(sums[(index << level) - before : min((index + 1) << level, blocks) - before])
@@ -70,7 +69,7 @@ class ShardOracle:
 
     def fix(self, nodes: Sequence[Sequence[float]]) -> int:
         """Integer weights under the exponent of the whole row; a reason's code."""
-        if any(math.isnan(message[0]) for message in nodes):
+        if not all(map(len, nodes)):
             return Reason.INVALID_WEIGHTS.code
         held = [node for message, cover in zip(nodes, self.covers, strict=True) for node in message[: len(cover)]]
         exponent = verify_oracle.target_exponent(verify_oracle.tree_root(self.blocks, held))

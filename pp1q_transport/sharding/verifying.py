@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..verify import Draw
 
 NOISE_OWNER: Final = 0
+NO_NODES: Final = Exchange(Op.GATHER, "tree nodes", np.empty(0))
+"""What a rank sends whose weights are none: every rank refuses the row then."""
 
 
 class ShardTarget:
@@ -66,8 +68,7 @@ def target_sharded(shard: Shard, weights: Weights, into: ShardTarget | None = No
     target = into or ShardTarget(shard)
     row = target.row
     try:
-        row.begin(weights)
-        code = row.fix_by((yield target.nodes))
+        code = row.fix_by((yield (NO_NODES if row.begin(weights) else target.nodes)))
         if not code:
             row.put_facts(-1, None, None, 0 if shard.rank == NOISE_OWNER else None)
             row.settle((yield target.facts))
@@ -82,8 +83,7 @@ def verify_row_sharded(target: ShardTarget, weights: Weights, token: int, q: QRo
     """`target_sharded` into `target` and `accept_sharded` in one: still two GATHERs."""
     row = target.row
     try:
-        row.begin(weights)
-        code = row.fix_by((yield target.nodes))
+        code = row.fix_by((yield (NO_NODES if row.begin(weights) else target.nodes)))
         if not code:
             row.put_facts(token, q.values, q.ids, u64)
             verdict = row.verdict((yield target.facts))
@@ -128,8 +128,7 @@ def bonus_sharded(target: ShardTarget, weights: Weights, u64: int | None) -> Ste
     """`target_sharded` into `target` and `pick_sharded` in one. Two GATHERs, one SUM."""
     row = target.row
     try:
-        row.begin(weights)
-        code = row.fix_by((yield target.nodes))
+        code = row.fix_by((yield (NO_NODES if row.begin(weights) else target.nodes)))
         if not code:
             row.put_facts(-1, None, None, u64)
             row.choose((yield target.facts))

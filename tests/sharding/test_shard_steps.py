@@ -167,6 +167,13 @@ def begun_badly() -> kernels.ShardedRow:
     return row
 
 
+def begun_bad() -> kernels.ShardedRow:
+    """Weights that are none."""
+    row = begun()
+    assert row.begin(np.full(32, math.nan, np.float32)) == Reason.INVALID_WEIGHTS.code
+    return row
+
+
 def reloaded() -> kernels.ShardedRow:
     """Fewer weights than the shard has, by the methods of the row that is no shard's."""
     row = begun()
@@ -221,6 +228,7 @@ F32, WORDS = np.zeros(32, np.float32), np.zeros(5, np.uint64)
         (lambda: begun().fix_by([np.ones(1), np.ones(2)]), "rank 1 sent"),
         (lambda: begun().fix_by([np.ones(1), np.ones(2, np.float32)]), "rank 1 sent"),
         (lambda: begun().fix_by([np.full(1, 31.0), np.full(1, 32.0)]), "order of ranks"),
+        (lambda: begun_bad().fix_by([np.ones(1), np.ones(1)]), "sent none"),
         (lambda: settled()[0].row.fix_by([np.ones(1), np.ones(1)]), "call begin first"),
         (lambda: settled()[0].row.put_facts(64, F32, None, 7), "outside the target's vocabulary"),
         (lambda: settled()[0].row.put_facts(-2, F32, None, 7), "outside the target's vocabulary"),
@@ -250,6 +258,19 @@ F32, WORDS = np.zeros(32, np.float32), np.zeros(5, np.uint64)
 def test_what_does_not_fit_is_refused(call: Callable[[], object], text: str) -> None:
     with pytest.raises((ValueError, BufferError), match=text):
         call()
+
+
+@pytest.mark.parametrize("bad", (math.nan, math.inf, -1.0, -0.0))
+def test_bad_weights_are_told_by_sending_nothing(bad: float) -> None:
+    edges = (0, 32, 64)
+    weights = np.ones(64, np.float32)
+    weights[40] = bad
+    ranks = [Rank(number, edges, weights, QRow(np.full(64, 1 / 64, np.float32))) for number in range(2)]
+    sent_by = [shards_oracle.ShardOracle(number, edges).nodes(rank.weights.tolist()) for number, rank in enumerate(ranks)]
+    assert sent_by == [[32.0], []]
+    assert [rank.row.begin(rank.weights) for rank in ranks] == [0, Reason.INVALID_WEIGHTS.code]
+    assert {rank.row.fix_by([np.array(part) for part in sent_by]) for rank in ranks} == {Reason.INVALID_WEIGHTS.code}
+    assert {rank.twin.fix(sent_by) for rank in ranks} == {Reason.INVALID_WEIGHTS.code}
 
 
 def test_a_residual_that_is_none_is_not_drawn_from() -> None:
