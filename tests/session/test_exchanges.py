@@ -181,12 +181,12 @@ def test_no_purpose_exceeds_the_bytes_of_a_part_and_codes_are_dense() -> None:
 
 def test_every_step_of_sharding_has_a_purpose() -> None:
     """A step that is added or renamed there needs its place on the wire."""
-    called = re.compile(r"all_(gather|sum|max)\(\s*f?\"([^\"]+)\"")
+    called = re.compile(r"(?:all_|Exchange\(Op\.)(gather|sum|max)(?:\(|,)\s*f?\"([^\"]+)\"", re.IGNORECASE)
     steps = set()
     for module in (build, verifying):
         for op, what in called.findall(inspect.getsource(module)):
             names = [what.replace("{shift}", str(shift)) for shift in range(56, -8, -8)] if "{shift}" in what else [what]
-            steps |= {(Op(op), name) for name in names}
+            steps |= {(Op(op.lower()), name) for name in names}
     assert steps == {(purpose.op, purpose.what) for purpose in PURPOSES.values()}
 
 
