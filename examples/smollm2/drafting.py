@@ -15,6 +15,7 @@ from logits import Logits, Remembered
 
 from pp1q_transport import attach_leader, dyadic, open_leader
 from pp1q_transport._native.kernels import monotonic_ns
+from pp1q_transport.cli._common import setup_logging
 
 if TYPE_CHECKING:
     from pp1q_transport import DraftSide, Step
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, required=True)
     parser.add_argument("--account", required=True)
     given = parser.parse_args()
+    setup_logging(-1)  # that its target ends is no news here, and what goes wrong before, the target counts by its reason
     from model import Forward, load_model
 
     model = Remembered(Forward(load_model(Cut.parse(given.cut)), SHAPES, given.capacity))

@@ -157,7 +157,8 @@ def opened(name: str, options: Options, capacity: int) -> Iterator[Via]:
                     wait_for_draft(receiver, process, START_S)
                     yield Via(name, receiver, account, None)
                 finally:
-                    process.terminate()  # before its target goes: it has nothing to complain of then
+                    receiver.close()
+                    process.terminate()
                     end_draft(process)
             return
         shape = Shape(

@@ -36,7 +36,10 @@ class Op(str, Enum):
 
 
 class Exchange(NamedTuple):
-    """One rank's part in one collective: `value` is one-dimensional; `what` names the step, the same on every rank."""
+    """One rank's part in one collective: `value` is one-dimensional; `what` names the step, the same on every rank.
+
+    `value` is the rank's own until it is resumed, and may be overwritten after that: whoever needs it longer copies it.
+    """
 
     op: Op
     what: str
