@@ -273,11 +273,12 @@ def _last_says(bend: Bend, make: Callable[[GroupWorld, int], Part] = x.winners) 
     """The same, when it is the last part that was missing: what only all parts together show."""
 
     def act(world: GroupWorld) -> None:
-        x.say(world, make(world, 0))
-        x.say(world, make(world, 2))
+        for rank in range(world.size):
+            if rank != 1:
+                x.say(world, make(world, rank))
         world.members[0].bend("member", x.KIND, bend)
         x.say(world, make(world, 1))
-        assert x.heard(world) == [[]] * 3, "no rank was told anything"
+        assert x.heard(world) == [[]] * world.size, "no rank was told anything"
 
     return act
 
@@ -418,6 +419,7 @@ HEADERS: Final = (
 )
 
 PLACES: Final = (
+    _at_rank_0("7.051", "ranges that end before the vocabulary", R.ID_RANGE, _last_says(fields(end_id=63)), world={"size": 2}),
     _at_rank_0("7.041", "winners of another request", R.REQUEST_MISMATCH, _says(fields(request=2))),
     _at_rank_0("7.042", "winners of another generation", R.RANK_DISAGREE, _says(fields(request_generation=1))),
     _at_rank_0("7.043", "winners of another round", R.ROUND_MISMATCH, _says(fields(round=1))),
