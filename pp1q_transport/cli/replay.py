@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ._common import StageLine, command_errors, setup_logging
 
 if TYPE_CHECKING:
-    from ..capture.replay import Outcome
+    from ..capture.link_replay import Outcome
     from ..capture.trial import Tally
 
 KINDS: Final = ("flip", "truncate", "swap", "duplicate", "stale", "reorder", "field", "all")
