@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from .. import wire
 from ..counters import Counters
 from ..errors import LocalMisuse, PeerFault, Reason
+from ..session import slots as st
 from ..session.group import READY
+from ..session.landing import LandingSession
 from ..session.slots import SlotTable
 from ..wire import Header
 from . import priming
@@ -48,6 +50,8 @@ class GroupReplay:
         self.table: SlotTable | None = None
         self.memory: Memory = memoryview(bytearray(0))
         self.links: list[Link] = []
+        self.begun = False
+        """Whether a frame was seen: from then on the slots are the replay's own, and no state of a later session changes them."""
         self._shape: tuple[int, ...] = ()
 
     def link(self, state: priming.State, counters: Counters, now_ns: int, outcome: Outcome, taken: int) -> Link:
@@ -82,6 +86,15 @@ class GroupReplay:
         elif self.table.geometry.total_bytes != geometry.total_bytes:
             raise CaptureError("sessions of one rank with slots of other sizes")
         return self.table
+
+    def prime(self, session: LandingSession, state: priming.State, now_ns: int) -> None:
+        """Slots as the live ones stood. One that waited for its fence is fenced at once: nothing lands here behind our back."""
+        if self.begun and session.table.highest():
+            return
+        priming.prime_slots(session, state, now_ns)
+        for slot in session.table.slots:
+            if slot.state == st.QUARANTINE and not slot.fenced and not slot.decided:
+                session.fences.append(slot.index)
 
     def settle(self) -> None:
         """A frame on one link may have queued frames, and asked for fences, on all."""
@@ -131,6 +144,7 @@ class GroupLink(Link):
 
     def take(self, record: Record) -> None:
         """See `Link.take`."""
+        self.group.begun = True
         try:
             super().take(record)
         except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:

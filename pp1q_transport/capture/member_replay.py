@@ -49,7 +49,7 @@ class MemberReplay(GroupReplay):
         if state.side is Role.RECEIVER:
             table = self.slots(terms, taken)
             own = OwnLinkSession(terms, table, self.memory, RequestTable(), counters, self.joint)
-            priming.prime_slots(own, state, now_ns)
+            self.prime(own, state, now_ns)
             group_state.prime_pairs(own.asked, said, "asked")
             return OwnLink(state, counters, outcome, own, self)
         group_state.prime_member(self.member, said.get("member"))
@@ -57,7 +57,7 @@ class MemberReplay(GroupReplay):
             session = MemberSession(terms, self.member, self.slots(terms, taken), self.memory, counters)
         else:
             session = self._joined(terms, counters, said, taken)
-        priming.prime_slots(session, state, now_ns)
+        self.prime(session, state, now_ns)
         if said.get("running") is True:
             self.member.up = True
         else:
@@ -157,6 +157,7 @@ class OwnLink(LinkReplay):
 
     def take(self, record: Record) -> None:
         """See `Link.take`."""
+        self.group.begun = True
         try:
             super().take(record)
         except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:

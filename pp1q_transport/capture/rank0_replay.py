@@ -46,7 +46,7 @@ class Rank0Replay(GroupReplay):
         if state.side is Role.RECEIVER:
             table = self.slots(terms, taken)
             session = ReceiverSession(terms, table, self.memory, RequestTable(), counters, group=self.group)
-            priming.prime_slots(session, state, now_ns)
+            self.prime(session, state, now_ns)
             self._check_proposals(table)
             self.leader = Rank0Link(state, counters, outcome, session, self)
             return self.leader
@@ -135,6 +135,7 @@ class Rank0Link(LinkReplay):
 
     def take(self, record: Record) -> None:
         """See `Link.take`."""
+        self.group.begun = True
         try:
             super().take(record)
         except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:
