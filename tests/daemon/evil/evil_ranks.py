@@ -12,19 +12,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import evil_peer as e
+import numpy as np
 from daemon_rig import WATCHDOG_S, Bed
 from protocol.frames import Bend
 from protocol.group_rig import MemberRig
 
-from pp1q_transport import wire
+from pp1q_transport import dyadic, rng, wire
 from pp1q_transport.client.agreement import state_digest
 from pp1q_transport.counters import Counters
 from pp1q_transport.daemon.config import parse
 from pp1q_transport.daemon.grouping import GroupLinks
+from pp1q_transport.daemon.leading_group import ServedGroup
 from pp1q_transport.daemon.owning import OwnRank
 from pp1q_transport.daemon.served import ServedReceiver
 from pp1q_transport.engine import EngineConfig, new_boot_nonce, terms_ahead
 from pp1q_transport.errors import ProposalDiscarded, Reason
+from pp1q_transport.session.leader import Grant
 from pp1q_transport.session.own_link import OwnLinkSession
 from pp1q_transport.session.requests import Request
 from pp1q_transport.session.slots import Slot
@@ -222,6 +225,52 @@ class EvilOwnMember(InThread):
         """Ends it."""
         self.stop()
         self.rank.close()
+
+
+class EvilShardLeader(InThread):
+    """A leader of both ranks of a vocabulary in shards, with an honest draft; the bender stands before rank 1."""
+
+    def __init__(self, bed: Bed) -> None:
+        super().__init__()
+        config = parse(bed.config("leader").read_text(encoding="utf-8"), str(bed.config("leader")))
+        nonce = new_boot_nonce()
+        self.bender = e.Bender()
+        (peers,) = config.targets()
+        configs = [
+            EngineConfig(hello=config.hello(peer, nonce), listen=peer.listen, stubborn=True,
+                         wrap_outbox=self.bender.attach if config.hello(peer, nonce).rank == 1 else None)
+            for peer in peers
+        ]  # fmt: skip
+        self.leader = ServedGroup(configs, [peer.name for peer in peers], 0)
+        for tell in (self.leader.on_open, self.leader.on_commit, self.leader.on_reset, self.leader.on_close):
+            tell(lambda *_said: None)
+        links = self.leader.links
+        self.bender.terms = lambda: links[1].session.terms if links[1].session is not None else None
+        self._thread.start()
+
+    def serve(self) -> None:
+        """See `InThread.serve`."""
+        for engine in self.leader.engines:
+            engine.poll()
+        for grant in self.leader.take_grants():
+            self._draft(grant)
+        self.leader.flush()
+
+    def _draft(self, grant: Grant) -> None:
+        vocab = self.leader.group.terms.vocab_size
+        for row, position in enumerate(range(grant.anchor + 1, grant.anchor + 1 + grant.depth)):
+            counts = dyadic.allocate(np.array([(7 * i + 13 * position + i * i) % 11 for i in range(vocab)], np.float64))
+            u24 = rng.draw24(grant.seed, rng.Domain.PROPOSAL, grant.request_generation, grant.round, position)
+            q = dyadic.to_q(counts).tobytes()
+            memory, at = self.leader.row_place(grant.slot, row)
+            memoryview(memory)[at : at + len(q)] = q
+            token = dyadic.draw(counts, u24)
+            self.leader.group.put_row(grant, grant.generation, position, token, vocab, memory, at, len(q))
+
+    def close(self) -> None:
+        """Ends it."""
+        self.stop()
+        self.leader.close()
 
 
 def outcome_of(ticket: Any) -> Reason | None:

@@ -16,6 +16,7 @@ import test_evil_frames  # noqa: E402
 import test_evil_handshake  # noqa: E402
 import test_evil_member  # noqa: E402
 import test_evil_rank0  # noqa: E402
+import test_evil_shards  # noqa: E402
 from protocol.case import Cost  # noqa: E402
 
 INTRODUCTION = """# What a peer meets that breaks a rule
@@ -33,8 +34,8 @@ An evil rank 0 meets the live daemon of rank 1, an evil member that of rank 0, w
 mode of the group that the row names (else "replicate").
 
 Not here: strangers on either port (`tests/system/test_hostile*.py`), hostile local processes (`tests/daemon/test_hostile_*.py`),
-and what is no single bent frame, or a shard row bent on a rank's own link (`cases_time.py`, `cases_group.py` and
-`cases_shards.py` of `tests/protocol`, between sessions of one process).
+and what is no single bent frame (`cases_time.py`, `cases_group.py` and `cases_shards.py` of `tests/protocol`, between sessions
+of one process).
 """
 
 
@@ -52,7 +53,8 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
         yield proof.number, "receiver", f"PROOF: {proof.title}", proof.reason.value, "link"
     for rank in test_evil_member.CASES:
         yield rank.number, "member", rank.title, rank.reason.value, "link, epoch"
-    for who, cases in (("rank 0", test_evil_rank0.RANK_0), ("member", test_evil_rank0.VOTES)):
+    ranks = (("rank 0", test_evil_rank0.RANK_0), ("member", test_evil_rank0.VOTES), ("leader", test_evil_shards.SHARDS))
+    for who, cases in ranks:
         for case in cases:
             where = "" if case.mode == "replicate" else f" ({case.mode})"
             yield case.number, who, case.title + where, case.reason.value, "link, epoch" if case.cost == "link" else case.cost
