@@ -8,6 +8,8 @@ decisions must be those that the replay comes to. SPEC section 4.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from .. import wire
@@ -62,10 +64,8 @@ class GroupReplay:
         if self._shape not in ((), shape) or (ours.group_size, ours.group_mode) != (self.size, self.mode):
             raise CaptureError("sessions of one group that do not go together")
         self._shape = shape
-        try:
+        with can_have_been():
             link = self._make(state, terms, counters, outcome, now_ns, taken)
-        except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:
-            raise CaptureError(f"the state of a group that can't be: {str(error)[:200]}") from None
         self.links.append(link)
         self.settle()
         return link
@@ -132,7 +132,37 @@ def note(words: Counter[Word], header: Header) -> None:
         words[what, header.slot, header.slot_generation, header.epoch, header.status] += 1
 
 
-class GroupLink(Link):
+class InGroup(Link):
+    """What the links of one rank have in common."""
+
+    group: GroupReplay
+
+    def settle(self) -> None:
+        """See `Link.settle`."""
+        self.group.settle()
+
+    def take(self, record: Record) -> None:
+        """See `Link.take`."""
+        self.group.begun = True
+        with can_have_been():
+            super().take(record)
+
+    def end(self, body: dict[str, object], now_ns: int) -> None:
+        """See `Link.end`."""
+        with can_have_been():
+            super().end(body, now_ns)
+
+
+@contextmanager
+def can_have_been() -> Iterator[None]:
+    """A capture may come from anybody: what the machines of a rank never meet live is a fault of the file."""
+    try:
+        yield
+    except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:
+        raise CaptureError(f"a group that can't have been: {str(error)[:200]}") from None
+
+
+class GroupLink(InGroup):
     """A session of a group link, at either end."""
 
     def __init__(self, state: priming.State, counters: Counters, outcome: Outcome, feed: WordFeed, group: GroupReplay) -> None:
@@ -141,18 +171,6 @@ class GroupLink(Link):
         self.group = group
         self.live: Counter[Word] = Counter()
         self._was_ready = state.counted[2]
-
-    def take(self, record: Record) -> None:
-        """See `Link.take`."""
-        self.group.begun = True
-        try:
-            super().take(record)
-        except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:
-            raise CaptureError(f"frames of a group that can't have been: {str(error)[:200]}") from None
-
-    def settle(self) -> None:
-        """See `Link.settle`."""
-        self.group.settle()
 
     def over(self, reason: Reason, now_ns: int) -> None:
         """See `Link.over`."""

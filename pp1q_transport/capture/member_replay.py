@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .. import wire
 from ..counters import Counters
-from ..errors import LocalMisuse, PeerFault, Reason
+from ..errors import Reason
 from ..session import slots as st
 from ..session.group import READY
 from ..session.group_member import Ballot, Member
@@ -21,7 +21,7 @@ from ..session.shards import REPLICATE
 from ..session.slots import GROUP_CONSUMER, Slot
 from ..wire import Header
 from . import group_state, priming
-from .group_replay import PEER_LOST, SHARED, GroupLink, GroupReplay, WordFeed, note
+from .group_replay import PEER_LOST, SHARED, GroupLink, GroupReplay, InGroup, WordFeed, note
 from .link_replay import Link, LinkReplay
 from .pcapng import CaptureError
 
@@ -141,7 +141,7 @@ class MemberLink(GroupLink):
         self.session.lost(PEER_LOST)
 
 
-class OwnLink(LinkReplay):
+class OwnLink(InGroup, LinkReplay):
     """A session with the leader, of a rank above 0: rank 0 grants what it asks for."""
 
     def __init__(
@@ -150,18 +150,6 @@ class OwnLink(LinkReplay):
         super().__init__(state, counters, outcome, session)
         self.own = session
         self.group = group
-
-    def settle(self) -> None:
-        """See `Link.settle`."""
-        self.group.settle()
-
-    def take(self, record: Record) -> None:
-        """See `Link.take`."""
-        self.group.begun = True
-        try:
-            super().take(record)
-        except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:
-            raise CaptureError(f"frames of a group that can't have been: {str(error)[:200]}") from None
 
     def stepped(self, header: Header, now_ns: int) -> None:
         """See `LinkReplay.stepped`: the slot was granted by rank 0."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import wire
 from ..counters import Counters
-from ..errors import LocalMisuse, PeerFault, Reason
+from ..errors import Reason
 from ..session import slots as st
 from ..session.group import Fate, Phase
 from ..session.hello import Role
@@ -20,7 +20,7 @@ from ..session.requests import RequestTable
 from ..session.slots import Slot, SlotTable
 from ..wire import Header
 from . import group_state, priming
-from .group_replay import PEER_LOST, GroupLink, GroupReplay, WordFeed, note
+from .group_replay import PEER_LOST, GroupLink, GroupReplay, InGroup, WordFeed, note
 from .link_replay import OWN_REASONS, Link, LinkReplay
 from .pcapng import CaptureError
 
@@ -120,26 +120,16 @@ class Rank0Replay(GroupReplay):
             self.leader.session.discard(slot, code)
 
 
-class Rank0Link(LinkReplay):
+class Rank0Link(InGroup, LinkReplay):
     """Rank 0's session with the leader."""
+
+    group: Rank0Replay
 
     def __init__(
         self, state: priming.State, counters: Counters, outcome: Outcome, session: ReceiverSession, group: Rank0Replay
     ) -> None:
         super().__init__(state, counters, outcome, session)
         self.group = group
-
-    def settle(self) -> None:
-        """See `Link.settle`."""
-        self.group.settle()
-
-    def take(self, record: Record) -> None:
-        """See `Link.take`."""
-        self.group.begun = True
-        try:
-            super().take(record)
-        except (LocalMisuse, PeerFault, LookupError, AssertionError) as error:
-            raise CaptureError(f"frames of a group that can't have been: {str(error)[:200]}") from None
 
     def grant(self, slot: Slot, header: Header, seed: int, context: int, now_ns: int) -> None:
         """See `LinkReplay.grant`: the group is granted the slot as well."""

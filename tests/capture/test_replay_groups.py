@@ -51,7 +51,7 @@ def captured(
     import tempfile
 
     shape = Shape(
-        seed=7, rounds=rounds, depth=3, vocab_size=vocab, support=support, requests=3, ranks=ranks, budget_us=30_000_000,
+        seed=7, rounds=rounds, depth=3, vocab_size=vocab, support=support, requests=3, ranks=ranks, budget_us=200_000_000,
         mode=mode, draft_ranks=draft_ranks,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name, Bed(shape) as bed:
