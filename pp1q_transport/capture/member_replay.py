@@ -163,6 +163,11 @@ class OwnLink(InGroup, LinkReplay):
         if self.own.joint.group is not None:
             self.own.joint.group.forget(slot)
 
+    def given_up(self, slot: Slot, reason: Reason) -> None:
+        """See `LinkReplay.given_up`: with the end of an epoch, which follows, its proposals are void."""
+        if reason is not PEER_LOST:
+            super().given_up(slot, reason)
+
     def over(self, reason: Reason, now_ns: int) -> None:
         """See `Link.over`."""
         super().over(reason, now_ns)

@@ -31,7 +31,7 @@ Numbers from 2.6 and 4.6 on are of that folder alone; the others are the frame c
 there between two sessions of one process, under several splits of the stream. "-" is allowed, or harmless, and disturbs nobody.
 
 An evil rank 0 meets the live daemon of rank 1, an evil member that of rank 0, with a live leader and draft beside both, in the
-mode of the group that the row names (else "replicate").
+mode of the group that the row names (else "replicate"). What those daemons captured meanwhile must replay to the same counts.
 
 Not here: strangers on either port (`tests/system/test_hostile*.py`), hostile local processes (`tests/daemon/test_hostile_*.py`),
 and what is no single bent frame (`cases_time.py`, `cases_group.py` and `cases_shards.py` of `tests/protocol`, between sessions

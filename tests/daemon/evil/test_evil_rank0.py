@@ -5,9 +5,11 @@ same daemon goes on."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import evil_peer as e
@@ -18,6 +20,8 @@ from evil_ranks import RankFrame
 from protocol.frames import Frame, fields, moved, payload_bit
 
 from pp1q_transport import wire
+from pp1q_transport.capture.reading import Recording
+from pp1q_transport.capture.replay import Replay
 from pp1q_transport.client import attach_receiver
 from pp1q_transport.errors import Reason
 from pp1q_transport.session.shards import Claim
@@ -186,10 +190,11 @@ RANK_0 = (*GRANTS, *DECISIONS, *ROWS, *BY_HAND)
 
 
 class Beds:
-    """A deployment for each mode, with one daemon in use besides the leader's."""
+    """A deployment for each mode, with one daemon in use besides the leader's, which writes a capture."""
 
-    def __init__(self, judge: str, stack: ExitStack) -> None:
+    def __init__(self, judge: str, folder: Path, stack: ExitStack) -> None:
         self.judge = judge
+        self.folder = folder
         self._stack = stack
         self._made: dict[str, tuple[Bed, Draft]] = {}
 
@@ -197,21 +202,36 @@ class Beds:
         if mode not in self._made:
             bed = self._stack.enter_context(Bed(dataclasses.replace(SHAPE, mode=mode)))
             bed.edit("receiver0", lambda text: text + "\n[breaker]\nenabled = false\n")
+            table = f"\n[capture]\nfile = {json.dumps(str(self.folder / mode))}\n"
+            bed.edit(self.judge, lambda text: text + table)
             bed.up("leader", self.judge)
             self._made[mode] = bed, self._stack.enter_context(drafting(bed))
         return self._made[mode]
 
+    def replay(self) -> None:
+        """What was refused live, and for what, is refused again."""
+        for mode in self._made:
+            with (self.folder / mode).open("rb") as file:
+                outcome = Replay().run(Recording(file))
+            assert outcome.differs == [], mode
+            assert outcome.skipped == {}
+            assert outcome.compared > 0
+
 
 @pytest.fixture(scope="module")
-def judged_by_rank_1() -> Iterator[Beds]:
+def judged_by_rank_1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beds]:
     with ExitStack() as stack:
-        yield Beds("receiver1", stack)
+        beds = Beds("receiver1", tmp_path_factory.mktemp("rank1"), stack)
+        yield beds
+    beds.replay()
 
 
 @pytest.fixture(scope="module")
-def judged_by_rank_0() -> Iterator[Beds]:
+def judged_by_rank_0(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beds]:
     with ExitStack() as stack:
-        yield Beds("receiver0", stack)
+        beds = Beds("receiver0", tmp_path_factory.mktemp("rank0"), stack)
+        yield beds
+    beds.replay()
 
 
 def counted(bed: Bed, name: str, reason: Reason) -> int:
