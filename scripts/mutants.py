@@ -50,6 +50,7 @@ class Mutant(NamedTuple):
 
 GOLDEN = "tests/protocol/test_golden.py"
 ROWS = "tests/native/test_kernel_rows.py"
+EXCHANGES = ("tests/session/test_exchanges.py::", "tests/protocol/test_cases.py::[whole-")
 
 
 def case(number: str) -> str:
@@ -146,6 +147,53 @@ MUTANTS = (
            "_seal(self.fd, _SEAL_SIZE | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)",
            "_seal(self.fd, _SEAL_SIZE | fcntl.F_SEAL_SEAL)",
            ("tests/daemon/test_hostile_clients.py::test_memory_can_be_neither_shrunk_nor_written",)),
+    Mutant("exchange_told_early", "SPEC 4: nobody is told before all have spoken", "session/exchanges.py",
+           "if len(parts) == self.size - 1 else []", "if len(parts) >= self.size - 2 and len(parts) else []", EXCHANGES),
+    Mutant("exchange_out_of_order", "SPEC 7: ranks are in one exchange", "session/exchanges.py",
+           "        if part.sequence != due:", "        if False:", EXCHANGES),
+    Mutant("exchange_unbounded", "SPEC 2: what is under way is bounded", "session/exchanges.py",
+           "if at >= WINDOW:", "if False:", EXCHANGES),
+    Mutant("exchange_unasked", "SPEC 4: one decision", "session/exchanges.py",
+           "if self.rank and part.sequence >= self._next[self.rank]:", "if False:", EXCHANGES),
+    Mutant("exchange_of_others", "SPEC 7: one thing for all ranks", "session/exchanges.py",
+           "        if ours != theirs:", "        if False:", EXCHANGES),
+    Mutant("exchange_kept_over_epochs", "SPEC 4: nothing outlives its epoch", "session/exchanges.py",
+           "        self._next = [0] * self.size\n        self._under_way.clear()", "        self._under_way.clear()", EXCHANGES),
+    Mutant("exchange_kept_at_rank_0", "SPEC 4: nothing outlives its epoch", "session/group_exchanges.py",
+           "        self.done.clear()\n", "", EXCHANGES),
+    Mutant("exchange_kept_at_a_member", "SPEC 4: nothing outlives its epoch", "session/member.py",
+           "        self.exchanges.end()\n        self.exchanged.clear()", "        self.exchanges.end()", EXCHANGES),
+    Mutant("exchange_of_an_old_epoch", "SPEC 4: nothing outlives its epoch", "session/group_exchanges.py",
+           "if header.epoch < group.epoch:", "if False:", EXCHANGES),
+    Mutant("exchange_of_a_coming_epoch", "SPEC 4: nothing outlives its epoch", "session/group_exchanges.py",
+           "if header.epoch > group.epoch or group.links.get(rank) is not link:", "if False:", EXCHANGES),
+    Mutant("exchange_digest_ignored", "SPEC 2: payload digest", "session/exchange_frames.py",
+           "if payload and xxh3_64(", "if False and xxh3_64(", EXCHANGES),
+    Mutant("exchange_sizes_ignored", "SPEC 2: lengths against bounds", "session/exchange_frames.py",
+           "if header.payload_length != size or size > PART_BYTES_MOST or not", "if not", EXCHANGES),
+    Mutant("exchange_digest_of_nothing", "SPEC 2: canonical frames", "session/exchange_frames.py",
+           "if header.payload_digest and not size else 0", "if False else 0", EXCHANGES),
+    Mutant("exchange_rank_ignored", "SPEC 7: a rank speaks for itself", "session/hub.py",
+           "Reason.RANK_DISAGREE.code if header.shard != self.rank else judge_header(header)", "judge_header(header)", EXCHANGES),
+    Mutant("exchange_range_beyond", "SPEC 7: ranges of the vocabulary", "session/parts.py",
+           "Reason.ID_RANGE if not part.first_id <= part.end_id <= vocab_size else purpose.judge(part)", "purpose.judge(part)",
+           EXCHANGES),
+    Mutant("exchange_ranges_do_not_tile", "SPEC 7: ranges of the vocabulary", "session/parts.py",
+           "        if part.first_id != edge:", "        if False:", EXCHANGES),
+    Mutant("exchange_ranges_end_early", "SPEC 7: ranges of the vocabulary", "session/parts.py",
+           "    if edge != vocab_size:", "    if False:", EXCHANGES),
+    Mutant("exchange_winner_elsewhere", "SPEC 7: winners of the own shard", "session/parts.py",
+           "return None if ((none & (values == -np.inf)) | (inside & (values != -np.inf))).all() else Reason.ID_RANGE",
+           "return None", EXCHANGES),
+    Mutant("exchange_noise_of_all", "SPEC 5: noise is rank 0's", "session/parts.py",
+           "return Reason.RANK_DISAGREE if part.rank != NOISE_OWNER and int(part.values[0]) else None", "return None", EXCHANGES),
+    Mutant("exchange_tokens_of_two", "SPEC 6: one rank knows the token", "session/parts.py",
+           "return Reason.RANK_DISAGREE if sum(bool(part.values[0]) for part in parts) > 1 else None", "return None", EXCHANGES),
+    Mutant("exchange_owners_two", "SPEC 6: one rank holds the token", "session/parts.py",
+           "return Reason.RANK_DISAGREE if sum(bool(part.values[1:].any()) for part in parts) > 1 else None", "return None",
+           EXCHANGES),
+    Mutant("exchange_rows_differ", "SPEC 7: one winner a row", "session/parts.py",
+           "return Reason.LENGTH_BOUNDS if len({len(part.values) for part in parts}) > 1 else None", "return None", EXCHANGES),
 )  # fmt: skip
 
 

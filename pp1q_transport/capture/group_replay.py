@@ -38,6 +38,8 @@ PEER_LOST: Final = Reason.PEER_LOST
 # Counted by a daemon for its own target process as well, under the same reasons as for frames.
 SHARED: Final = OWN_REASONS | OUTSIDE | {Reason.CONTEXT_MISMATCH, Reason.DEPTH_MISMATCH, Reason.REQUEST_UNKNOWN}
 
+EXCHANGES: Final = "EXCHANGE frames between ranks: rank 0's own part is in none"
+
 Word = tuple[str, int, int, int, int]  # what, slot, slot_generation, epoch, code
 
 
@@ -171,6 +173,13 @@ class GroupLink(InGroup):
         self.group = group
         self.live: Counter[Word] = Counter()
         self._was_ready = state.counted[2]
+
+    def _of_before(self, frame: bytes) -> bool:
+        """Exchanges decide no proposal, and rank 0's own part of one is in no frame: they are passed over, and said to be."""
+        if len(frame) < wire.HEADER_BYTES or self._header.decode(frame, 0) or self._header.kind != wire.EXCHANGE:
+            return False
+        self._outcome.skipped[EXCHANGES] = self._outcome.skipped.get(EXCHANGES, 0) + 1
+        return True
 
     def over(self, reason: Reason, now_ns: int) -> None:
         """See `Link.over`."""

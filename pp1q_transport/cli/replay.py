@@ -104,7 +104,7 @@ def _report(outcome: Outcome) -> str:
         f"proposals: {outcome.ready} ready, {outcome.discarded} discarded",
         *_table("refused", outcome.reasons),
         *_table("discarded", outcome.discards),
-        *(f"not replayed: {number} sessions of a {name}" for name, number in outcome.skipped.items()),
+        *(f"not replayed: {number} x {name}" for name, number in outcome.skipped.items()),
     ]
     if outcome.torn:
         lines.append("the file ends in the middle of a record")
