@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from processes import run
 from verbs_peer import ONE, A
 
 pytestmark = pytest.mark.timeout(120)
@@ -19,8 +20,12 @@ def findings(
     settings: str, prefix: tuple[str, ...] = (), before: Callable[[], None] | None = None
 ) -> tuple[int, dict[str, tuple[str, str]]]:
     """Status, and {check: (verdict, detail)} of the checks for rdma."""
-    command = [*prefix, sys.executable, "-m", "pp1q_transport.cli", "doctor", "--json", "--rdma", settings]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=before)
+    command = ["-m", "pp1q_transport.cli", "doctor", "--json", "--rdma", settings]
+    if prefix:
+        command = [*prefix, sys.executable, *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=before)
+    else:
+        done = run(command)
     report = json.loads(done.stdout)
     assert report["fit"] is (done.returncode == 0)
     found = {item["check"]: (item["verdict"], item["detail"]) for item in report["findings"]}

@@ -21,6 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "system"))
 
+from processes import Conversation
 from resources import kernel_counts, own_counts
 from system_rig import ANYWHERE, PROMPT, SMALL, Rig, child_environment, draft, eventually
 from verbs_peer import A, B
@@ -193,31 +194,24 @@ def test_some_packets_are_lost(rig: CableRig) -> None:
     )
 
 
-class ForkServer:
+class ForkServer(Conversation):
     """Children that are there to be killed."""
 
     def __init__(self) -> None:
-        program = Path(__file__).with_name("fork_server.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
-        )
+        super().__init__([str(Path(__file__).with_name("fork_server.py"))], child_environment())
 
     def start(self, role: str, device: str, **options: Any) -> int:
         """The pid of a new child."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         order = {"role": role, "options": options, "settings": {"device": device, **SETTINGS}}
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+        self.input.write(json.dumps(order) + "\n")
+        return int(self.output.readline())
 
 
 @pytest.fixture
 def children() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
-    server.process.kill()
-    server.process.communicate()
+    server.close()
 
 
 def gone(pid: int) -> bool:

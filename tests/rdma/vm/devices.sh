@@ -41,3 +41,10 @@ make_devices() {
   rdma link add $RXE_A type rxe netdev $CABLE_A
   rdma link add $RXE_B type rxe netdev $CABLE_B
 }
+
+all_processors() { # the machine boots on one
+  local switch
+  for switch in /sys/devices/system/cpu/cpu*/online; do
+    echo 1 >"$switch" || return
+  done
+}
