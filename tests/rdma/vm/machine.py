@@ -9,10 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from archive import write_archive
+from archive import host_files, write_archive, write_files
 from clock import clock_options, measure_tsc_kHz
 
 HERE = Path(__file__).resolve().parent
@@ -24,8 +25,8 @@ KERNEL_OPTIONS = (
     # What guards a machine that has something to guard costs an emulated one a third of its time, zeroing pages before all.
     "mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off lsm= audit=0 cgroup_disable=memory "
     "preempt=none nowatchdog clearcpuid=rep_good "
-    # One processor until all devices are there. Booting, Linux changes its own code, and an emulated processor that translates the
-    # very instruction meanwhile can keep the breakpoint that stood there for a moment: a panic, once in ten boots.
+    # One processor until all devices are there. Booting, Linux changes its own code, and an emulated processor that translates
+    # the very instruction meanwhile can keep the breakpoint that stood there for a moment: a panic, once in ten boots.
     "maxcpus=1 noreplace-smp"
 )
 # Everything that qemu can emulate, less what it can only do slowly: vectors, string instructions of bytes, a fifth level of page
@@ -56,18 +57,21 @@ class Machine:
         (results / "status").unlink(missing_ok=True)
         (results / "place").write_text(str(results), encoding="utf-8")
         (results / "command").write_text(self._preamble() + script + "\n", encoding="utf-8")
-        # The machine dies with us, however we die.
-        child = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *self._qemu(results)], stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return 124
-        finally:
-            if child.poll() is None:
-                child.send_signal(signal.SIGKILL)
-                child.wait()
+        with tempfile.NamedTemporaryFile(dir=CACHE, prefix="files-") as archive:
+            archive.write(self.archive.read_bytes())
+            write_files(archive, host_files(REPOSITORY, CACHE / "python" / "pyverbs"))
+            archive.flush()
+            # The machine dies with us, however we die.
+            command = ["setpriv", "--pdeathsig", "KILL", *self._qemu(results, Path(archive.name))]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            try:
+                child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return 124
+            finally:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGKILL)
+                    child.wait()
         try:
             return int((results / "status").read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -90,9 +94,10 @@ class Machine:
         }
         variables["PYTHONPATH"] = self.python_path
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-        return f"{exports}cd {shlex.quote(str(REPOSITORY))}\n. tests/rdma/vm/devices.sh\nmake_devices && all_processors || exit 125\n"
+        devices = ". tests/rdma/vm/devices.sh\nmake_devices && all_processors || exit 125\n"
+        return f"{exports}cd {shlex.quote(str(REPOSITORY))}\n{devices}"
 
-    def _qemu(self, results: Path) -> list[str]:
+    def _qemu(self, results: Path, archive: Path) -> list[str]:
         def share(tag: str, path: Path, options: str = ",readonly=on") -> list[str]:
             source = f"local,id={tag},path={str(path).replace(',', ',,')},security_model=none,multidevs=remap{options}"
             return ["-fsdev", source, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
@@ -102,7 +107,7 @@ class Machine:
         return [
             "qemu-system-x86_64", "-accel", accelerator, "-cpu", cpu, "-machine", "q35", "-smp", str(self.cores),
             "-m", str(self.memory_MiB), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none",
-            "-kernel", str(next((self.kernel / "boot").glob("vmlinuz-*"))), "-initrd", str(self.archive),
+            "-kernel", str(next((self.kernel / "boot").glob("vmlinuz-*"))), "-initrd", str(archive),
             "-append", f"{KERNEL_OPTIONS} {clock_options(measure_tsc_kHz())}",
             "-chardev", f"file,id=log,path={results / 'console.log'}", "-serial", "chardev:log",
             "-chardev", "stdio,id=out,signal=off", "-device", "virtio-serial-pci", "-device", "virtconsole,chardev=out",
