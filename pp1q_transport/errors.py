@@ -152,3 +152,12 @@ class ProposalDiscarded(Pp1qError):
         """The group's epoch ended: nothing can be committed, not even target-only, until its ranks have agreed."""
         self.generation = generation
         """The request_generation under which the round goes on target-only, the same on every rank (0: the request's own)."""
+
+
+def shown(value: object) -> str:
+    """A value that was given to us as an error quotes it: on one line and short."""
+    try:
+        text = ("true" if value else "false") if isinstance(value, bool) else repr(value)
+    except ValueError:  # Python writes out no integer of more than 4300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -123,7 +123,7 @@ def _read(path: str | Path, forbidden: int, remedy: str) -> str:
 def _read_keys(path: str | Path, text: str, names: tuple[str, ...]) -> tuple[str, ...]:
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except (ValueError, RecursionError) as fault:  # TOML's own error is the first; Python has others for long numbers and depth
         raise ConfigError(f"{path} is not a key file: {fault}") from None
     values = tuple(table.get(name) for name in names)
     for name, value in zip(names, values, strict=True):
@@ -135,6 +135,8 @@ def _read_keys(path: str | Path, text: str, names: tuple[str, ...]) -> tuple[str
 def load_secret(path: str | Path) -> KeyPair:
     """The pair in a `.secret` file. Raises `ConfigError`, also for a file that others can reach, or whose halves do
     not belong together."""
+    if str(path).endswith(PUBLIC_SUFFIX):
+        raise ConfigError(f"{path} is a public key: this side's own key is the .secret file beside it")
     public, secret = _read_keys(path, _read(path, 0o077, "600"), ("public", "secret"))
     if zmq.curve_public(secret.encode("ascii")).decode("ascii") != public:
         raise ConfigError(f"{path}: its public and secret key do not belong together")

@@ -91,6 +91,8 @@ OTHER = keys.new_pair()
         (b"", "no valid public key"),
         (b"public = 5\n", "no valid public key"),
         (b"not toml", "is not a key file"),
+        (b"public = " + b"9" * 5000, "is not a key file"),
+        (b"public = " + b"[" * 5000, "is not a key file"),
         (b"\xff\xfe", "not a text file"),
         (f'public = "{GOOD.public}"\n'.encode(), "no valid secret key"),
         (f'public = "{GOOD.public}"\nsecret = "{GOOD.secret[:-1]}"\n'.encode(), "no valid secret key"),
@@ -107,6 +109,15 @@ def test_a_bad_secret_file_is_one_clear_line(tmp_path: Path, text: bytes, said: 
         keys.load_secret(path)
     assert "\n" not in str(caught.value)
     assert OTHER.secret not in str(caught.value)
+
+
+def test_a_public_key_is_not_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "host.public"
+    path.write_text(f'public = "{GOOD.public}"\n')
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"host\.public is a public key: .* \.secret file") as caught:
+        keys.load_secret(path)
+    assert "chmod" not in str(caught.value)
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:

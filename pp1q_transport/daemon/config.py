@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..endpoints import Endpoint, parse_endpoint
-from ..errors import ConfigError, LocalMisuse
+from ..errors import ConfigError, LocalMisuse, shown
 from ..keys import is_key
 from ..links.rdma_config import RdmaConfig, config_from
 from ..session.hello import Hello, Role, make_hello
@@ -39,7 +39,7 @@ from .settings import (
     SessionSettings,
     WatchSettings,
 )
-from .tables import Table, shown
+from .tables import Table
 
 __all__ = [
     "BreakerSettings", "Changes", "DaemonConfig", "DaemonSettings", "DraftSettings", "GroupSettings", "IdleStrategy",

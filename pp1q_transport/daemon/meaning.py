@@ -20,7 +20,7 @@ _BOOT_NONCE: Final = 1  # no size depends on it
 
 
 def meaning(config: DaemonConfig) -> list[str]:
-    """One line for each of: role, socket, slots, every peer, group, metrics, breaker. `check_keys` has been called."""
+    """One line for each of: role, socket, slots, every peer, group, rdma, metrics, breaker. `check_keys` has been called."""
     daemon = config.daemon
     uids = ", ".join(map(str, daemon.allow_uids))
     metrics = "off" if daemon.metrics is None else f"http://{_host(daemon.metrics.host)}:{daemon.metrics.port}/metrics"
@@ -35,6 +35,8 @@ def meaning(config: DaemonConfig) -> list[str]:
         lines.append(("group", f"rank {group.rank} of {group.size}, {group.mode}, {_way(config, group)}"))
     if config.draft.size > 1:
         lines.append(("draft", _draft(config)))
+    if config.rdma is not None:
+        lines.append(("rdma", ", ".join(f"{name} {value}" for name, value in config.rdma.describe().items())))
     lines.append(("metrics", metrics))
     if daemon.role is Role.RECEIVER and not config.group.rank:  # who decides whether a STEP is sent
         lines.append(("breaker", _breaker(config)))

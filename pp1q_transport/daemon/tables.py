@@ -8,19 +8,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Final, NoReturn, cast
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 
 TEXT_CHARS: Final = 256
 INTEGER_MOST: Final = (1 << 63) - 1  # of TOML itself
-
-
-def shown(value: object) -> str:
-    """A value of the file as an error quotes it: on one line and short."""
-    try:
-        text = ("true" if value else "false") if isinstance(value, bool) else repr(value)
-    except ValueError:  # Python writes out no integer of more than 4300 digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class Table:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,14 +62,14 @@ class RdmaConfig:
         for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise ConfigError(f"rdma {name} {value!r} is not a whole number from {least} to {most}")
+                raise ConfigError(f"rdma {name} {shown(value)} is not a whole number from {least} to {most}")
         if not isinstance(self.device, str) or not _NAME.fullmatch(self.device):
-            raise ConfigError(f"rdma device {self.device!r} is no device name: `rdma link` lists them")
+            raise ConfigError(f"rdma device {shown(self.device)} is no device name: `rdma link` lists them")
         if self.mtu != AUTO and (type(self.mtu) is not int or self.mtu not in MTUS):
-            raise ConfigError(f"rdma mtu {self.mtu!r} is none of auto, {', '.join(map(str, MTUS))}")
+            raise ConfigError(f"rdma mtu {shown(self.mtu)} is none of auto, {', '.join(map(str, MTUS))}")
         index = self.gid_index
         if index != AUTO and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= 255):
-            raise ConfigError(f"rdma gid_index {index!r} is neither auto nor a whole number from 0 to 255")
+            raise ConfigError(f"rdma gid_index {shown(index)} is neither auto nor a whole number from 0 to 255")
 
     def describe(self) -> dict[str, object]:
         """The settings as a report prints them."""
@@ -81,7 +81,7 @@ def config_from(settings: Mapping[str, object], where: str = "rdma") -> RdmaConf
     known = {item.name for item in fields(RdmaConfig)}
     for name in settings:
         if name not in known:
-            raise ConfigError(f"{where} has no setting {name!r}; there are {', '.join(sorted(known))}")
+            raise ConfigError(f"{where} has no setting {shown(name)}; there are {', '.join(sorted(known))}")
     return RdmaConfig(**settings)  # type: ignore[arg-type]  # judged by __post_init__
 
 

@@ -237,14 +237,24 @@ def test_fifty_thousand_mutated_frames(sparse: list[SessionOf], dense: list[Sess
         assert (tally.mutated, tally.undetected, tally.stricter) == (12_500, 0, 0), tally.examples
 
 
+# What signed mutations reach. A demo's nonces are fresh in each run, and the rarest of these takes thousands of trials.
+BEHIND_THE_DIGESTS = {
+    "unknown_flag", "reserved_bits", "boot_nonce", "session_mismatch", "slot_bounds", "slot_state", "generation_stale",
+    "round_mismatch", "depth_mismatch", "position_bounds", "position_duplicate", "context_mismatch", "representation",
+    "support_bounds", "id_range", "id_order", "nondyadic", "mass", "zero_q_token", "draw_mismatch", "request_mismatch",
+    "length_bounds", "padding_nonzero", "negative", "incomplete", "reply_size", "nonfinite", "zero_entry", "id_duplicate",
+}  # fmt: skip
+
+
+@pytest.mark.timeout(300)
 def test_signed_mutations_reach_the_checks_behind_the_digests(sparse: list[SessionOf], dense: list[SessionOf]) -> None:
-    met = set(tried(sparse, "all", 3000, True).reasons) | set(tried(dense, "all", 3000, True).reasons)
-    assert met >= {
-        "unknown_flag", "reserved_bits", "boot_nonce", "session_mismatch", "slot_bounds", "slot_state", "generation_stale",
-        "round_mismatch", "depth_mismatch", "position_bounds", "position_duplicate", "context_mismatch", "representation",
-        "support_bounds", "id_range", "id_order", "nondyadic", "mass", "zero_q_token", "draw_mismatch", "request_mismatch",
-        "length_bounds", "padding_nonzero", "negative", "incomplete", "reply_size", "nonfinite", "zero_entry", "id_duplicate",
-    }  # fmt: skip
+    met: set[str] = set()
+    for seed in range(100):  # all are met in the first few of these, nearly always
+        for sessions in (sparse, dense):
+            met |= set(tried(sessions, "all", 1000, True, seed).reasons)
+        if met >= BEHIND_THE_DIGESTS:
+            return
+    assert met >= BEHIND_THE_DIGESTS
 
 
 def test_the_same_seed_gives_the_same_trials(sparse: list[SessionOf]) -> None:

@@ -292,6 +292,7 @@ WRONG = (
     (LEADER, "[[peer]]", 'link = "roce"', '[[peer]] 1: link must be "tcp" or "shm" or "rdma"'),
     (LEADER, "[rdma]", 'device = "rxe0"', '[rdma] is of no use: no [[peer]] has link = "rdma"'),
     (LEADER, "[rdma]", "mtu = 1000", "[rdma] rdma mtu 1000 is none of auto"),
+    (LEADER, "[rdma]", "timeout = 0x1" + "0" * 5000, "[rdma] rdma timeout a number of thousands of digits is not"),
     (LEADER, "[rdma]", "retries = 3", "[rdma] it has no setting 'retries'"),
     (LEADER, "[[peer]]", 'group_mode = "mirror"', "[[peer]] 1: group_mode must be \"replicate\" or \"vocabulary\" or"),
     (LEADER, "[[peer]]", 'group = "a"', "[[peer]] 1: group is not allowed: only the ranks"),

@@ -77,3 +77,11 @@ def test_the_slot_memory_is_all_that_a_daemon_takes(text: str, expected: int) ->
 
 def test_a_breaker_that_is_off_is_said_to_be() -> None:
     assert "  breaker  off" in meaning(parse(rank(0, "replicate") + "[breaker]\nenabled = false\n", "f"))
+
+
+def test_the_settings_of_an_rdma_link_are_said() -> None:
+    text = leader("link = 'rdma'")
+    found = [line for line in meaning(parse(text + "[rdma]\ntimeout = 18\n", "f")) if line.startswith("  rdma ")]
+    assert len(found) == 1
+    assert "device auto" in found[0]
+    assert "timeout 18" in found[0]
