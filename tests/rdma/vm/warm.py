@@ -32,11 +32,11 @@ PR_SET_PDEATHSIG = 1
 # What the lanes' processes import, found by asking them. What is missing here is imported later, as in any process.
 MODULES = (
     "pytest", "_pytest.config", "pdb", "xml.etree.ElementTree", "encodings.idna", "numpy", "numpy.random", "zmq", "msgpack",
-    "xxhash", "structlog", "structlog.testing", "click", "pp1q_transport.engine", "pp1q_transport.forming", "pp1q_transport.staging",
-    "pp1q_transport.client.draft", "pp1q_transport.client.target", "pp1q_transport.links.rdma", "pp1q_transport.links.rdma_port",
-    "pp1q_transport.links.rdma_status", "pp1q_transport.links.shm", "pp1q_transport.links.sim", "pp1q_transport.links.tcp",
-    "pp1q_transport.verify", "pp1q_transport.toy.models", "pp1q_transport.toy.reference", "pp1q_transport.qualify.leading",
-    "pp1q_transport.cli.doctor", "pp1q_transport.cli.keys",
+    "xxhash", "structlog", "structlog.testing", "click", "pp1q_transport.cli.doctor", "pp1q_transport.cli.keys",
+    "pp1q_transport.client.draft", "pp1q_transport.client.target", "pp1q_transport.engine", "pp1q_transport.forming",
+    "pp1q_transport.links.rdma", "pp1q_transport.links.rdma_port", "pp1q_transport.links.rdma_status", "pp1q_transport.links.shm",
+    "pp1q_transport.links.sim", "pp1q_transport.links.tcp", "pp1q_transport.qualify.leading", "pp1q_transport.staging",
+    "pp1q_transport.toy.models", "pp1q_transport.toy.reference", "pp1q_transport.verify",
 )  # fmt: skip
 
 
