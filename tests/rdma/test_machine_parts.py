@@ -182,11 +182,13 @@ def test_files_keep_content_mode_and_time(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a.py")
     target = io.BytesIO(b"xyz")
     target.seek(3)
-    archive.write_files(target, iter([tmp_path, tmp_path / "a.py", tmp_path / "link"]))
+    os.mkfifo(tmp_path / "pipe")
+    archive.write_files(target, (tmp_path / name for name in ("", "a.py", "gone", "pipe", "link")))
     found = entries(target.getvalue()[4:])
     assert found[f"files{tmp_path}/a.py"] == (stat.S_IFREG | 0o640, 1_700_000_000, b"12345")
     assert found[f"files{tmp_path}/link"][2] == b"a.py"
     assert stat.S_ISDIR(found[f"files{tmp_path}"][0])
+    assert not {f"files{tmp_path}/{name}" for name in ("gone", "pipe")} & {*found}
 
 
 def test_what_python_reads_is_taken_along_and_what_no_lane_reads_is_not(tmp_path: Path) -> None:

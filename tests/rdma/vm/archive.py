@@ -90,12 +90,18 @@ def write_files(target: BinaryIO, paths: Iterator[Path]) -> None:
     """Appends an archive of these to `target`, with their times, by which Python knows that bytecode is that of its source."""
     target.write(bytes(-target.tell() % 4) + _entry(FILES, stat.S_IFDIR | 0o755))
     for path in paths:
-        about = path.lstat()
-        name = f"{FILES}{path}"
-        if stat.S_ISLNK(about.st_mode):
-            target.write(_entry(name, about.st_mode, os.fsencode(os.readlink(path))))
-        elif stat.S_ISDIR(about.st_mode):
-            target.write(_entry(name, about.st_mode, b"", int(about.st_mtime)))
-        elif stat.S_ISREG(about.st_mode):
-            target.write(_entry(name, about.st_mode, path.read_bytes(), int(about.st_mtime)))
+        try:
+            target.write(_copy(path))
+        except FileNotFoundError:  # since it was listed: bytecode is written under a name of its own first
+            continue
     target.write(_entry("TRAILER!!!", 0))
+
+
+def _copy(path: Path) -> bytes:
+    about = path.lstat()
+    name, mode, mtime = f"{FILES}{path}", about.st_mode, int(about.st_mtime)
+    if stat.S_ISLNK(mode):
+        return _entry(name, mode, os.fsencode(os.readlink(path)), mtime)
+    if stat.S_ISREG(mode):
+        return _entry(name, mode, path.read_bytes(), mtime)
+    return _entry(name, mode, b"", mtime) if stat.S_ISDIR(mode) else b""
