@@ -15,6 +15,7 @@ enum pp1q_kind {
     PP1Q_RELEASE = 4,
     PP1Q_CLOSE = 5,
     PP1Q_AGREE = 6,
+    PP1Q_EXCHANGE = 7,
     PP1Q_UP = 16,
     PP1Q_DOWN = 17,
     PP1Q_READY = 18,
@@ -23,6 +24,7 @@ enum pp1q_kind {
     PP1Q_REFUSED = 21,
     PP1Q_EPOCH = 22,
     PP1Q_DRAINING = 23,
+    PP1Q_EXCHANGED = 24,
     PP1Q_TARGET_UP = 32,
     PP1Q_TARGET_DOWN = 33,
     PP1Q_OPENED = 34,
@@ -80,7 +82,18 @@ struct pp1q_agree {
     uint64_t digest_low, digest_high;
 };
 
+/* One rank's part of an exchange between target ranks: proto/spec.md, "Exchanges", has purposes and elements. */
+struct pp1q_exchange {
+    uint64_t request;
+    uint32_t epoch, sequence, generation, round, position, purpose, first_id, end_id, rank, count;
+}; /* then count words of 4 bytes: the elements */
+
 /* daemon -> target */
+
+struct pp1q_exchanged {
+    uint64_t request;
+    uint32_t epoch, sequence, generation, round, position, purpose, first_id, end_id, rank, count;
+}; /* then count words of 4 bytes; one record a rank, in the order of ranks, once every rank has said its part */
 
 struct pp1q_up {
     uint64_t session;

@@ -39,7 +39,7 @@ cdef class Header:
     cdef public uint32_t positions, status
     cdef public uint64_t seed
     cdef public uint32_t token_count, max_position, accepted, source, subject
-    cdef public uint32_t epoch, owner, floor, phase
+    cdef public uint32_t epoch, owner, floor, phase, sequence, purpose
     cdef public uint64_t state_low, state_high
     cdef uint8_t[::1] _scratch
 
@@ -56,7 +56,6 @@ cdef class Header:
     cpdef void encode(self, uint8_t[::1] buf, Py_ssize_t offset)
     @cython.locals(kind=uint32_t, a0=uint64_t, a1=uint64_t, a2=uint64_t, a3=uint64_t, a4=uint64_t, a5=uint64_t)
     cdef void _encode_args(self, uint8_t[::1] buf, Py_ssize_t offset)
-    cdef uint64_t _token_bits(self)
     @cython.locals(b=uint8_t[::1])
     cpdef uint64_t payload_seed(self, uint64_t leader_nonce) except? 0
     @cython.locals(b=uint8_t[::1])

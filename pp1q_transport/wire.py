@@ -42,8 +42,10 @@ RELEASED: Final = 15
 EPOCH: Final = 16
 AGREE: Final = 17
 LEAVE: Final = 18
+EXCHANGE: Final = 19  # either way
 
-_NAMES = "OPEN CLOSE STEP REPLY COMPLETION COMMIT RESET CANCEL TOKEN STATUS PROOF GRANT VOTE DECIDE RELEASED EPOCH AGREE LEAVE"
+_NAMES = "OPEN CLOSE STEP REPLY COMPLETION COMMIT RESET CANCEL TOKEN STATUS PROOF "
+_NAMES += "GRANT VOTE DECIDE RELEASED EPOCH AGREE LEAVE EXCHANGE"
 KIND_NAMES: Final[dict[int, str]] = dict(enumerate(_NAMES.split(), 1))
 
 DENSE: Final = 1
@@ -82,8 +84,9 @@ ALLOWED_FIELDS: Final = {
     GRANT: _F_REQUEST | _F_SLOT | _F_ROUND | _F_POSITION | _F_DEPTH | _F_REPRESENTATION,
     **dict.fromkeys((VOTE, DECIDE), _F_SLOT | _F_PAYLOAD),
     **{RELEASED: _F_SLOT, EPOCH: 0, AGREE: 0, LEAVE: 0},
+    EXCHANGE: _F_REQUEST | _F_ROUND | _F_POSITION | _F_SHARD | _F_PAYLOAD | _F_ENTRIES,
 }
-_ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(19)]
+_ALLOWED_LIST: Final = [ALLOWED_FIELDS.get(kind, 0) for kind in range(20)]
 
 # Typed in wire.pxd: a literal beyond 31 bits would make the compiled build compute with Python integers.
 _M32: Final = 0xFFFFFFFF
@@ -188,24 +191,17 @@ class Header:
         self.state_high: int = 0
         self.floor: int = 0
         self.phase: int = 0
+        self.sequence: int = 0
+        self.purpose: int = 0
         self._scratch: Memory = bytearray(48)
 
     def clear(self) -> None:
         """Sets the fields that belong to no argument union to zero, ready to build a frame."""
         self.version = WIRE_VERSION
         self.flags = 0
-        self.request = 0
-        self.slot_generation = 0
-        self.request_generation = 0
-        self.round = 0
-        self.position = 0
-        self.slot = 0
-        self.shard = 0
-        self.depth = 0
-        self.representation = 0
-        self.payload_length = 0
-        self.entry_count = 0
-        self.payload_digest = 0
+        self.request = self.slot_generation = self.request_generation = self.round = self.position = 0
+        self.slot = self.shard = self.depth = self.representation = 0
+        self.payload_length = self.entry_count = self.payload_digest = 0
 
     def decode(self, buf: ReadMemory, offset: int) -> int:
         """Reads 128 bytes at `offset`; returns 0 or the code of the `Reason` that makes the link unusable.
@@ -220,7 +216,7 @@ class Header:
         if self.version != 2:
             return _BAD_VERSION
         self.kind = buf[offset + 5]
-        if self.kind < 1 or self.kind > 18:
+        if self.kind < 1 or self.kind > 19:
             return _UNKNOWN_KIND
         self.header_digest = _u64(buf, offset + 120)
         if xxh3_64(buf, offset, 120, 0) != self.header_digest:
@@ -347,6 +343,12 @@ class Header:
             self.state_high = a1
             self.floor = a2 >> 32
             return 1 if a3 | a4 | a5 else 0
+        if kind == 19:  # EXCHANGE
+            self.sequence = a0 & _M32
+            self.purpose = a0 >> 32
+            self.first_id = a1 & _M32
+            self.end_id = a1 >> 32
+            return 1 if (a2 >> 32) | a3 | a4 | a5 else 0
         stray = a0 | a1 | (a2 >> 32) | a4 | a5
         if kind == 16:  # EPOCH
             self.phase = a3 & _M32
@@ -363,10 +365,7 @@ class Header:
         """Writes 128 bytes at `offset`, the header digest included. `ValueError` when there is no room."""
         if offset < 0 or offset + 128 > len(buf):
             raise ValueError("no room for the 128 bytes of a header")
-        buf[offset] = 0x50
-        buf[offset + 1] = 0x50
-        buf[offset + 2] = 0x31
-        buf[offset + 3] = 0x51
+        _put32(buf, offset, 0x51315050)  # the magic
         buf[offset + 4] = self.version
         buf[offset + 5] = self.kind
         _put16(buf, offset + 6, self.flags)
@@ -392,11 +391,12 @@ class Header:
     def _encode_args(self, buf: Memory, offset: int) -> None:
         kind = self.kind
         a0 = a1 = a2 = a3 = a4 = a5 = 0
-        if kind == 4:
-            a0 = self._token_bits()
+        if kind == 4 or kind == 9:
+            a0 = _pair(self.token & _M32, self.draw_counter)
             a1 = self.context
-            a2 = _pair(self.first_id, self.end_id)
-            a3 = _pair(self.shard_mass, self.mass_before)
+            if kind == 4:
+                a2 = _pair(self.first_id, self.end_id)
+                a3 = _pair(self.shard_mass, self.mass_before)
         elif kind == 5:
             a0 = self.reply_size
             a1 = self.context
@@ -419,9 +419,6 @@ class Header:
             a1 = self.prefix_high
             a2 = self.seed
             a3 = _pair(self.token_count, self.max_position)
-        elif kind == 9:
-            a0 = self._token_bits()
-            a1 = self.context
         elif kind == 12:
             a0 = self.seed
             a1 = self.context
@@ -436,6 +433,10 @@ class Header:
         elif kind == 16:
             a2 = self.epoch
             a3 = self.phase
+        elif kind == 19:
+            a0 = _pair(self.sequence, self.purpose)
+            a1 = _pair(self.first_id, self.end_id)
+            a2 = self.epoch
         elif kind > 12:
             a2 = self.epoch
             a3 = _pair(0, self.status)
@@ -447,9 +448,6 @@ class Header:
         _put64(buf, offset + 88, a3)
         _put64(buf, offset + 96, a4)
         _put64(buf, offset + 104, a5)
-
-    def _token_bits(self) -> int:
-        return _pair(self.token & _M32, self.draw_counter)
 
     def payload_seed(self, leader_nonce: int) -> int:
         """The XXH3-64 seed of this frame's payload digest: the frame's whole identity (SPEC section 2).

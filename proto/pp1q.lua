@@ -252,7 +252,7 @@ end
 
 local KINDS = {
   "OPEN", "CLOSE", "STEP", "REPLY", "COMPLETION", "COMMIT", "RESET", "CANCEL", "TOKEN", "STATUS", "PROOF", "GRANT", "VOTE", "DECIDE",
-  "RELEASED", "EPOCH", "AGREE", "LEAVE",
+  "RELEASED", "EPOCH", "AGREE", "LEAVE", "EXCHANGE",
 }
 local REASONS = {
   [0] = "none", "bad_magic", "bad_version", "unknown_kind", "unknown_flag", "reserved_bits", "header_digest", "length_bounds",
@@ -337,12 +337,17 @@ field("owner", "uint32", "Owner")
 field("state_low", "uint64", "State digest, low", base.HEX)
 field("state_high", "uint64", "State digest, high", base.HEX)
 field("floor", "uint32", "Generation floor")
+field("sequence", "uint32", "Exchange of the epoch")
+field("purpose", "uint32", "Purpose")
 
 field("payload", "bytes", "Payload")
 field("payload_tokens", "int32", "Committed token")
 field("q", "float", "q")
 field("id", "int32", "ID")
 field("hmac", "bytes", "HMAC")
+field("winner_value", "double", "Value")
+field("winner_token", "int32", "Token of the value")
+field("word", "uint64", "Element", base.HEX)
 for _, one in pairs(f) do pp1q.fields[#pp1q.fields + 1] = one end
 
 -- (name, offset, bytes) in the order of the bytes; what no line names is reserved.
@@ -374,6 +379,7 @@ local ARGUMENTS = {
   VOTE = BALLOT, DECIDE = BALLOT, RELEASED = BALLOT, LEAVE = BALLOT,
   EPOCH = {{"epoch", 80, 4}, {"phase", 88, 4}},
   AGREE = {{"state_low", 64, 8}, {"state_high", 72, 8}, {"epoch", 80, 4}, {"floor", 84, 4}},
+  EXCHANGE = {{"sequence", 64, 4}, {"purpose", 68, 4}, {"first_id", 72, 4}, {"end_id", 76, 4}, {"epoch", 80, 4}},
 }
 -- Which optional common fields a kind may carry (spec.md, "Common fields by kind"); any other one must be zero.
 local CARRIES = {
@@ -382,7 +388,7 @@ local CARRIES = {
   COMPLETION = "request slot round position shard depth", COMMIT = "request round position payload", RESET = "request slot round",
   CANCEL = "request slot round", TOKEN = "request slot round position shard", STATUS = "request slot round position shard",
   PROOF = "shard payload", GRANT = "request slot round position depth representation", VOTE = "slot payload", DECIDE = "slot payload",
-  RELEASED = "slot", EPOCH = "", AGREE = "", LEAVE = "",
+  RELEASED = "slot", EPOCH = "", AGREE = "", LEAVE = "", EXCHANGE = "request round position shard payload entry_count",
 }
 local GROUPS = {
   request = {{24, 8}, {36, 4}}, slot = {{48, 2}, {32, 4}}, round = {{40, 4}}, position = {{44, 4}}, shard = {{50, 2}},
@@ -449,6 +455,16 @@ local function dissect_payload(tvb, tree, kind, length)
     for i = 0, entries - 1 do
       payload:add_le(f.q, tvb(128 + 4 * i, 4))
       if sparse then payload:add_le(f.id, tvb(128 + 4 * (entries + i), 4)) end
+    end
+  elseif name == "EXCHANGE" then
+    local entries = tvb(60, 4):le_uint()
+    if length == 12 * entries then
+      for at = 128, 116 + length, 12 do
+        payload:add_le(f.winner_value, tvb(at, 8))
+        payload:add_le(f.winner_token, tvb(at + 8, 4))
+      end
+    else
+      for at = 128, 120 + length, 8 do payload:add_le(f.word, tvb(at, 8)) end
     end
   elseif name == "PROOF" then
     payload:add(f.hmac, tvb(128, length))

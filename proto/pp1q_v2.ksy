@@ -31,6 +31,7 @@ types:
             'kind::proof': proof_payload
             'kind::vote': claim_payload
             'kind::decide': tokens_payload
+            'kind::exchange': exchange_payload
         doc: Empty for every other kind, which must state payload_length 0.
 
   header:
@@ -70,7 +71,7 @@ types:
         type: u2
       - id: shard
         type: u2
-        doc: Vocabulary shard (0 when there is one), or the sender's rank in a PROOF.
+        doc: Vocabulary shard (0 when there is one), the sender's rank in a PROOF, the rank whose part an EXCHANGE is.
       - id: depth
         type: u1
       - id: representation
@@ -84,7 +85,7 @@ types:
         doc: Bytes after this header.
       - id: entry_count
         type: u4
-        doc: Values of a REPLY's row.
+        doc: Values of a REPLY's row, elements of an EXCHANGE.
       - id: arguments
         size: 48
         type:
@@ -108,6 +109,7 @@ types:
             'kind::epoch': epoch_arguments
             'kind::agree': agree_arguments
             'kind::leave': ballot_arguments
+            'kind::exchange': exchange_arguments
       - id: payload_digest
         type: u8
         doc: XXH3-64 of the payload, seeded with the frame's identity; 0 for a kind without payload.
@@ -311,6 +313,25 @@ types:
       - id: reserved_arguments
         contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 
+  exchange_arguments:
+    doc: One rank's part of one exchange of a computation over vocabulary shards.
+    seq:
+      - id: sequence
+        type: u4
+        doc: Of the exchange in its epoch, from 0; every rank counts alike.
+      - id: purpose
+        type: u4
+        doc: What is exchanged; decides the type of the elements (spec.md, "Exchanges").
+      - id: first_id
+        type: u4
+      - id: end_id
+        type: u4
+        doc: The tokens of this rank are first_id up to, not including, end_id.
+      - id: epoch
+        type: u4
+      - id: reserved_arguments
+        contents: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+
   reply_payload:
     doc: Dense, q of every token and zero padding up to a multiple of 64 bytes; sparse, q of every entry, then their IDs.
     seq:
@@ -361,6 +382,29 @@ types:
       - id: mass_before
         type: u4
 
+  exchange_payload:
+    doc: The elements of one part. Their purpose says whether a word is an f8, an s8 or a u8.
+    seq:
+      - id: entries
+        type: exchange_entry
+        repeat: expr
+        repeat-expr: _parent.header.entry_count
+        if: _parent.header.payload_length == 12 * _parent.header.entry_count
+      - id: words
+        type: u8
+        repeat: expr
+        repeat-expr: _parent.header.entry_count
+        if: _parent.header.payload_length != 12 * _parent.header.entry_count
+
+  exchange_entry:
+    seq:
+      - id: value
+        type: u8
+        doc: The bits of an f8, a logit or a weight.
+      - id: token
+        type: s4
+        doc: Its global ID, or -1 for none.
+
   proof_payload:
     seq:
       - id: hmac
@@ -387,6 +431,7 @@ enums:
     16: epoch
     17: agree
     18: leave
+    19: exchange
   phase:
     1: gathering
     2: asking

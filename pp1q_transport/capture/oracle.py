@@ -158,7 +158,7 @@ class Oracle:
     # ---- spec.md, "Order of checks", 1 to 3 and 8 ---------------------------------------------------------------
 
     def _header_stands(self, h: Header, head: bytes) -> bool:
-        if h.magic != b"PP1Q" or h.version != 2 or not 1 <= h.kind <= 18:
+        if h.magic != b"PP1Q" or h.version != 2 or not 1 <= h.kind <= 19:
             return False
         if byspec.xxh(head[:120]) != int.from_bytes(head[120:], "little") or h.flags or h.reserved:
             return False

@@ -23,7 +23,7 @@ _HIDDEN: Final[dict[int, tuple[tuple[int, int], ...]]] = {
     wire.COMMIT: ((64, 16),),
     wire.TOKEN: ((64, 4), (72, 8)),
     wire.GRANT: ((64, 16),),  # seed, context
-    wire.AGREE: ((64, 16),),  # digest of committed state
+    wire.AGREE: ((64, 16),),  # digest of committed state; an EXCHANGE says its values in the payload alone
 }
 
 

@@ -66,7 +66,8 @@ def demo_sidecar(
     """A draft process, a leader daemon, a receiver daemon for each rank and a target process for each rank, on this machine.
 
     Exit status 0 means: every proposal was ready on every rank, all ranks committed the same tokens, these are distributed as the
-    target, every slot is free again and every process ended by itself.
+    target, every slot is free again and every process ended by itself. With --mode vocabulary each rank is sent its own range of
+    q over a link of its own, and the ranks verify together, by what their daemons exchange.
 
     Example: pp1q demo-sidecar --sparse 32 --rounds 400
     """
@@ -207,6 +208,8 @@ def _as_json(
         "accepted_per_round": first["accepted"] / first["ready"] if first["ready"] else 0.0,
         "committed": first["committed"],
         "p_value": first["p_value"],
+        "mode": shape.mode,
+        "exchanges": statuses["receiver0"]["totals"].get("exchanges", 0),
         "ranks_agree": all(report["tokens"] == first["tokens"] for report in reports),
         "slots_not_free": slots,
         "latency_us": [report["latency_us"] for report in reports],
@@ -238,6 +241,8 @@ def _report(shape: Shape, result: dict[str, Any], seconds: float) -> str:
         f"  ranks           {'all committed the same tokens' if result['ranks_agree'] else 'DIFFER'}",
         f"  slots not FREE  {sum(result['slots_not_free'].values())}",
     ]
+    if result["exchanges"]:
+        lines.append(f"  verified        by the ranks together, each with its range of q and p: {result['exchanges']} exchanges")
     if result["p_value"] is None:
         lines.append("  distribution    not tested: too few rounds (at least 320)")
     else:

@@ -21,6 +21,7 @@ from ..staging import SlotViews
 from .agreement import AgreeHook, adopt, state_digest
 from .attached import AttachedSide
 from .attached_ticket import GRACE_NS, LOOK_NS, Patience, RecordTicket
+from .exchanging import Exchanging
 from .proposal import Proposal, ProposalFacts
 from .target_side import DEFAULT_BUDGET_US, TargetSide, check_numbers, check_step, refuse_unsettled
 
@@ -34,7 +35,7 @@ AGREE_PAUSE_NS: Final = 5_000_000  # before the next answer, unless the epoch op
 AGREE_PAUSE_MOST_NS: Final = 500_000_000
 
 
-class AttachedReceiver(AttachedSide, TargetSide):
+class AttachedReceiver(Exchanging, TargetSide):
     """The target side of one rank, beside its daemon."""
 
     role = Role.RECEIVER_TARGET
@@ -42,6 +43,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def __init__(self, path: str | Path, rank: int = 0, idle: str = "block", backoff_seed: int | None = None) -> None:
         TargetSide.__init__(self)
+        Exchanging.__init__(self)
         self._views: SlotViews | None = None
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
@@ -116,6 +118,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
         self._unmap(touched=self.copies.running)
         self._session = 0
         self._open = False
+        self.forget_exchanges()
         self._asked = 0
         self._life += 1
         self._held.clear()
@@ -159,6 +162,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
             self._discard_all()
         elif kind == m.COMMITTED:
             self._answer.pop(fields[0], None)
+        elif kind == m.EXCHANGED:
+            self.exchanged(fields, payload)
         elif kind == m.EPOCH:
             self._turn_epoch(fields[3] << 32 | fields[0], fields[1])
         elif kind == m.REFUSED:
@@ -261,16 +266,8 @@ class AttachedReceiver(AttachedSide, TargetSide):
 
     def announce(self, request: Request) -> None:
         """See `TargetSide.announce`."""
-        self.send(
-            m.OPEN,
-            request.request,
-            request.seed,
-            request.max_position,
-            request.generation,
-            request.round,
-            len(request.tokens),
-            payload=request.tokens.tobytes(),
-        )
+        fixed = request.request, request.seed, request.max_position, request.generation, request.round, len(request.tokens)
+        self.send(m.OPEN, *fixed, payload=request.tokens.tobytes())
         self.ring()
 
     def retire(self, request: Request) -> None:
@@ -457,6 +454,7 @@ class AttachedReceiver(AttachedSide, TargetSide):
     def _turn_epoch(self, epoch: int, state: int) -> None:
         self._open = state == m.EPOCH_OPEN
         self._asked = epoch if state == m.EPOCH_AGREE else 0
+        self.forget_exchanges()
         if self._open:
             self.epoch = epoch
             self._agree_from_ns = self._agree_pause_ns = 0

@@ -21,6 +21,7 @@ from ..session.member import MemberSession
 from ..session.slots import SlotTable
 from ..staging import Region
 from .clients import ClientPort
+from .exchanging import take_part, tell_parts
 
 if TYPE_CHECKING:
     from ..counters import Counters
@@ -245,6 +246,10 @@ class MemberPort(ClientPort):
             self._release(fields[0], fields[1])
         elif kind == m.CLOSE:
             self._close(fields[0])
+        elif kind == m.EXCHANGE:
+            session = self.rank.session
+            if session is not None and self.rank.member.open and fields[1] == self.rank.member.epoch:
+                take_part(fields, payload, self.rank.member.rank, session.exchange)
         elif kind == m.AGREE:
             self._agreed = (fields[0], fields[2], fields[3])
             self._agree()
@@ -318,6 +323,8 @@ class MemberPort(ClientPort):
             for request, outcome in outcomes:
                 self._settle(request, outcome)
         self._tell_epoch()
+        if rank.session is not None:
+            tell_parts(self.send, rank.member.epoch, rank.session.exchanged)
 
     def _settle(self, request: int, outcome: Outcome) -> None:
         owed = self._owed.pop(request, 0)

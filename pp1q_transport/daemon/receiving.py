@@ -15,8 +15,10 @@ from .. import wire
 from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from ..local import messages as m
 from ..session import slots as st
+from ..session.parts import RanksDiffer
 from ..session.shards import REQUEST_OWNER
 from .clients import ClientPort
+from .exchanging import take_part, tell_parts
 from .served import NO_TICKET, U32_MAX, ServedReceiver, ServedTicket
 
 if TYPE_CHECKING:
@@ -83,8 +85,22 @@ class TargetPort(ClientPort):
             self._open(fields, payload)
         elif kind == m.CLOSE:
             self._close(fields[0])
-        elif self.group is not None and fields[0] == self.group.epoch:
+        elif self.group is None:
+            pass  # it has nobody to agree with
+        elif kind == m.EXCHANGE:
+            self._exchange(self.group, fields, payload)
+        elif fields[0] == self.group.epoch:
             self.group.agree(fields[2], fields[3])
+
+    def _exchange(self, group: RankGroup, fields: tuple[Any, ...], payload: memoryview) -> None:
+        if not group.open or fields[1] != group.epoch:
+            return  # it crossed the end of its epoch
+        try:
+            take_part(fields, payload, 0, group.exchanges.own)
+        except RanksDiffer as fault:  # another process may be the wrong one: all agree anew, and this one stays
+            self.counters.refuse(fault.reason)
+            self.log.warning("ranks_differ", reason=fault.reason.value, detail=fault.detail)
+            group.leave(fault.reason)
 
     def _open(self, fields: tuple[Any, ...], payload: memoryview) -> None:
         request, seed, max_position, generation, round_number, _count = fields
@@ -262,6 +278,7 @@ class TargetPort(ClientPort):
             receiver.edges.clear()
         if self.group is not None:
             self._tell_epoch()
+            tell_parts(self.send, self.group.epoch, self.group.exchanges.done)
         late_ns = self.late_ns(now_ns)
         if late_ns:
             receiver.quarantine_overdue(late_ns)

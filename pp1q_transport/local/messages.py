@@ -30,6 +30,7 @@ COMMIT: Final = 3
 RELEASE: Final = 4
 CLOSE: Final = 5
 AGREE: Final = 6
+EXCHANGE: Final = 7
 # daemon -> target
 UP: Final = 16
 DOWN: Final = 17
@@ -39,6 +40,7 @@ COMMITTED: Final = 20
 REFUSED: Final = 21
 EPOCH: Final = 22
 DRAINING: Final = 23
+EXCHANGED: Final = 24
 # daemon -> draft
 TARGET_UP: Final = 32
 TARGET_DOWN: Final = 33
@@ -96,6 +98,11 @@ def _message(name: str, direction: int, text: str) -> Message:
     return Message(name, layout, bool(payload), direction, fields, counted, 4 if payload == "tokens" else 1, zeros)
 
 
+# One rank's part of an exchange between target ranks (`session.parts`); `count` words of 4 bytes follow.
+_PART: Final = (
+    "u64 request u32 epoch u32 sequence u32 generation u32 round u32 position u32 purpose u32 first_id u32 end_id u32 rank "
+    "u32 count tokens"
+)
 _BOTH: Final = TARGET | DRAFT | DAEMON_TO_TARGET | DAEMON_TO_DRAFT
 TABLE: Final[dict[int, Message]] = {
     OPEN: _message("OPEN", TARGET, "u64 request u64 seed u32 max_position u32 generation u32 round u32 count tokens"),
@@ -111,6 +118,8 @@ TABLE: Final[dict[int, Message]] = {
     RELEASE: _message("RELEASE", TARGET, "u32 slot u32 slot_generation"),
     CLOSE: _message("CLOSE", TARGET, "u64 request"),
     AGREE: _message("AGREE", TARGET, "u32 epoch u32 count u64 digest_low u64 digest_high"),
+    EXCHANGE: _message("EXCHANGE", TARGET, _PART),
+    EXCHANGED: _message("EXCHANGED", DAEMON_TO_TARGET, _PART),
     UP: _message("UP", DAEMON_TO_TARGET, "u64 session u32 epoch u32 zero"),
     DOWN: _message("DOWN", DAEMON_TO_TARGET, "u32 reason u32 goodbye"),
     READY: _message(

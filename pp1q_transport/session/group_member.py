@@ -274,6 +274,13 @@ class Member:
             and paper.ballot is Ballot.READY
         )
 
+    def exchanges(self, epoch: int) -> bool:
+        """An EXCHANGE. False: it crossed our LEAVE, and is for nobody."""
+        self._check_epoch(epoch)
+        if self.standing is not Standing.OPEN and self.standing is not Standing.LEFT:
+            raise PeerFault(Reason.SLOT_STATE, f"an exchange while {self.standing.value}")
+        return self.standing is Standing.OPEN
+
     def _check_epoch(self, epoch: int) -> None:
         if epoch < self.epoch:
             raise PeerFault(Reason.GENERATION_STALE, f"epoch {epoch} after {self.epoch}")

@@ -30,14 +30,19 @@ from ..errors import LocalMisuse, PeerFault, ProposalDiscarded, Reason
 from . import slots as st
 from .assembler import Landing
 from .claims import Claims, claim_of, put_tokens
+from .exchange_frames import judge_header, part_of
 from .group import READY, Action, Announce, Coordinator, Decide, Disagreed, Freed, Lost, Phase
+from .group_exchanges import GroupExchanges
 from .machine import SessionMachine
 from .outbox import NO_KEY
+from .parts import PART_BYTES_MOST
 from .requests import RequestTable
 from .shards import CLAIM_BYTES_MOST, REPLICATE, REQUEST_OWNER, Claim, judge_claims
 from .slots import GROUP_CONSUMER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..counters import Counters
     from ..memory import Memory
     from ..wire import Header
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
     from .terms import SessionTerms
 
 _GROUP_BIT: Final = 1 << GROUP_CONSUMER
-_FROM_MEMBERS: Final = frozenset({wire.VOTE, wire.RELEASED, wire.AGREE, wire.LEAVE, wire.STATUS})
+_FROM_MEMBERS: Final = frozenset({wire.VOTE, wire.RELEASED, wire.AGREE, wire.LEAVE, wire.STATUS, wire.EXCHANGE})
 _ABOUT_SLOTS: Final = frozenset({wire.VOTE, wire.RELEASED})
 _WITHOUT_REASON: Final = frozenset({wire.RELEASED, wire.AGREE})
 _WITH_REASON: Final = frozenset({wire.LEAVE, wire.STATUS})
@@ -68,6 +73,7 @@ class RankGroup:
         self.session: ReceiverSession | None = None
         self.table: SlotTable | None = None
         self.news: list[tuple[str, Reason | None, int, int]] = []
+        self.exchanges = GroupExchanges(self, size)
         self._last_epoch = self.coordinator.epoch
         self._claims: dict[int, Claims] = {}  # by slot: what the ranks say of the rows they judged
         self._commitable: dict[int, tuple[int, int]] = {}  # request -> (round, epoch) of its latest READY proposal
@@ -78,6 +84,11 @@ class RankGroup:
     def epoch(self) -> int:
         """The number of the present epoch."""
         return self.coordinator.epoch
+
+    @property
+    def links(self) -> Mapping[int, SessionMachine]:
+        """The group links that are up, by rank."""
+        return self.hubs
 
     @property
     def open(self) -> bool:
@@ -305,10 +316,12 @@ class RankGroup:
     def _announce(self, action: Announce) -> None:
         if action.phase is Phase.OPEN:
             self.counters.add("epochs_opened")
+            self.exchanges.begin()
             if self.table is not None:
                 self.table.floor = max(self.table.floor, self.coordinator.floor)
         else:
             self._commitable.clear()
+            self.exchanges.end()
             if self.session is not None:  # what was ready can't be committed any more: its request may go on
                 for request in self.session.requests.requests.values():
                     request.in_flight = False
@@ -332,7 +345,7 @@ class HubSession(SessionMachine):
         self.group = group
         self.rank = rank
         self._digests = [bytearray(16 * terms.depth) for _ in range(terms.max_slots)]
-        self._ballot = bytearray(CLAIM_BYTES_MOST)
+        self._ballot = bytearray(max(CLAIM_BYTES_MOST, PART_BYTES_MOST))
 
     def up(self) -> None:
         """The link runs: the rank is up."""
@@ -441,9 +454,11 @@ class HubSession(SessionMachine):
         code = self.check_peer(header)
         if code:
             return -code
+        landing.memory = self._ballot
+        if header.kind == wire.EXCHANGE:
+            return -(Reason.RANK_DISAGREE.code if header.shard != self.rank else judge_header(header))
         if header.payload_length > (8 + 12 * self.terms.depth if self.group.mode != REPLICATE else 0):
             return -Reason.LENGTH_BOUNDS.code
-        landing.memory = self._ballot
         if header.kind not in _FROM_MEMBERS:
             return -Reason.UNEXPECTED_KIND.code
         if header.kind in _ABOUT_SLOTS and header.slot >= self.terms.max_slots:
@@ -467,6 +482,10 @@ class HubSession(SessionMachine):
             self.news.append(("member_status", Reason.from_code(header.status), header.slot, header.slot_generation))
             return 0
         try:
+            if header.kind == wire.EXCHANGE:
+                part = part_of(header, self._ballot, self.terms.leader_nonce)
+                self.group.exchanges.heard(self.rank, self, header, part)
+                return 0
             self.group.heard(self, header, now_ns, self._claim(header) if header.payload_length else None)
         except PeerFault as fault:
             self.news.append(("member_fault", fault.reason, header.slot, header.slot_generation))

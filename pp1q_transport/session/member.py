@@ -25,10 +25,13 @@ from ..errors import LocalMisuse, PeerFault, Reason
 from ..wire import Header
 from . import slots as st
 from .assembler import Landing
+from .exchange_frames import judge_header, part_of, send_part
+from .exchanges import Exchanges
 from .group import READY
 from .group_member import Member, Paper
 from .landing import LandingSession
 from .outbox import NO_KEY
+from .parts import PART_BYTES_MOST, Part
 from .requests import RequestTable
 from .slots import GROUP_CONSUMER, Slot, SlotTable
 from .terms import SessionTerms
@@ -76,6 +79,10 @@ class MemberSession(LandingSession):
         self.member: Member = member
         self.decision_bytes: int = 0  # the most that a DECIDE may carry
         self.ends: list[End] = []
+        self.exchanges: Exchanges = Exchanges(member.size, member.rank, terms.vocab_size)
+        self.exchanged: list[list[Part]] = []
+        """Complete exchanges, for the owner to take."""
+        self._part = bytearray(PART_BYTES_MOST)
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
 
@@ -95,6 +102,7 @@ class MemberSession(LandingSession):
 
     def lost(self, reason: Reason) -> None:
         """The link is gone, and with it the epoch: every proposal that is not decided is void."""
+        self._end_exchanges()
         for paper in self.member.link_down():
             self._void(paper, reason.code)
         super().lost(reason)
@@ -116,6 +124,7 @@ class MemberSession(LandingSession):
     def leave(self, reason: Reason) -> None:
         """Our target process is gone: the epoch is over for this rank, and rank 0 is told (LEAVE) unless it need not know."""
         lost = self.member.leave()
+        self._end_exchanges()
         if lost is None:
             return
         h = self.blank(wire.LEAVE)
@@ -128,6 +137,16 @@ class MemberSession(LandingSession):
     def may_commit(self, slot: int, generation: int, epoch: int) -> bool:
         """Whether this READY proposal may be committed now. Ask before it is released."""
         return self.member.may_commit(epoch, slot, generation)
+
+    def exchange(self, part: Part) -> None:
+        """Our own part of the next exchange (`exchanges.said(rank)`). Raises `LocalMisuse` while no epoch is open, `PeerFault`
+        for a part that rank 0 would refuse."""
+        if not self.exchanges.own(part):  # never complete by it: rank 0 tells us the others' once all are in
+            send_part(self, self.member.epoch, part)
+
+    def _end_exchanges(self) -> None:
+        self.exchanges.end()
+        self.exchanged.clear()
 
     def release(self, slot: Slot, generation: int, rank: int, consumer: int) -> bool:
         """See `SlotTable.release`; rank 0 hears of a slot that is FREE by it."""
@@ -206,9 +225,12 @@ class MemberSession(LandingSession):
         code = self.check_peer(header)
         if code:
             return -code
+        kind = header.kind
+        if kind == 19:  # EXCHANGE: its bounds are its own
+            landing.memory = self._part
+            return -judge_header(header)
         if header.payload_length > self.terms.max_payload:
             return -_LENGTH_BOUNDS
-        kind = header.kind
         if kind == 4 or kind == 5:  # REPLY, COMPLETION
             return self.accept_row(header, landing)
         if kind == 14 and header.payload_length > self.decision_bytes:
@@ -245,7 +267,13 @@ class MemberSession(LandingSession):
         if kind == wire.EPOCH:
             for paper in self.member.announced(header.epoch, header.phase):
                 self._void(paper, _PEER_LOST)
+            if self.member.open:
+                self.exchanges.begin()
+            else:
+                self._end_exchanges()
             return 0
+        if kind == wire.EXCHANGE:
+            return self._heard_part(header)
         if not 1 <= header.status <= len(Reason):
             return -_RESERVED_BITS
         if header.subject == wire.STEP:
@@ -255,6 +283,14 @@ class MemberSession(LandingSession):
         self.counters.add("peer_status")
         self.peer_status = header.status
         self.news.append(("coordinator_status", Reason.from_code(header.status), header.slot, header.slot_generation))
+        return 0
+
+    def _heard_part(self, header: Header) -> int:
+        part = part_of(header, self._part, self.terms.leader_nonce)
+        if self.member.exchanges(header.epoch):
+            parts = self.exchanges.heard(part)
+            if parts:
+                self.exchanged.append(parts)
         return 0
 
     def _judge_grant(self, header: Header) -> int:

@@ -235,6 +235,7 @@ class OwnMemberSession(MemberSession):
 
     def lost(self, reason: Reason) -> None:
         """See `MemberSession.lost`. Rows may go on landing from the leader until that link is fenced."""
+        self._end_exchanges()
         for paper in self.member.link_down():
             self._void(paper, reason.code)
         self.pending.clear()
@@ -264,7 +265,7 @@ class OwnMemberSession(MemberSession):
         if kind == wire.REPLY or kind == wire.COMPLETION:
             return -(self.check_peer(header) or Reason.UNEXPECTED_KIND.code)
         code = super().accept(header, landing, now_ns)
-        if code == 0 and header.payload_length:
+        if code == 0 and header.payload_length and kind != wire.EXCHANGE:
             landing.memory = self._tokens
         return code
 

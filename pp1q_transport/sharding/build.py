@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .._native import kernels
 from ..dyadic import MASS, allocate, draw, scores_of, to_q
 from ..errors import InvalidQ, LocalMisuse, Reason
-from .exchange import Shard, Steps, all_gather, all_max, all_shards, all_sum, node_values, root
+from .exchange import ENTRY, Shard, Steps, all_gather, all_max, all_shards, all_sum, node_values, root
 
 _DIGITS: Final = range(56, -8, -8)
 
@@ -185,12 +185,14 @@ def allocate_top_k_sharded(shard: Shard, weights: npt.ArrayLike, k: int) -> Step
     ids = np.empty(max(min(k, own.size), 1), np.int32)
     found = kernels.top_k(own, min(k, max(own.size, 1)), ids) if own.size else 0
     ids = ids[: max(found, 0)]
-    packed = np.concatenate(([float(found >= 0)], own[ids], ids.astype(np.float64) + shard.first_id))
-    gathered = yield from all_gather("candidates of the support", packed)
-    if any(part[0] != 1.0 for part in gathered):
+    packed = np.empty(len(ids), ENTRY)
+    packed["value"], packed["token"] = own[ids], ids + shard.first_id
+    if found < 0:  # told to all, and refused by all
+        packed = np.array([(np.nan, -1)], ENTRY)
+    entries = np.concatenate((yield from all_gather("candidates of the support", packed)))
+    if (entries["token"] < 0).any():
         raise _refuse("weights cannot be allocated")
-    values = np.concatenate([part[1 : 1 + len(part) // 2] for part in gathered])
-    global_ids = np.concatenate([part[1 + len(part) // 2 :] for part in gathered]).astype(np.int32)
+    values, global_ids = entries["value"].copy(), entries["token"].copy()
     chosen = np.sort(np.lexsort((global_ids, -values))[:k])  # candidates come in ascending order of ID
     counts = allocate(values[chosen])
     support, counts = global_ids[chosen][counts != 0], counts[counts != 0]

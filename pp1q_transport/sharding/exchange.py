@@ -21,6 +21,8 @@ from .._native import kernels
 from ..errors import LocalMisuse
 
 BLOCK: Final = 32
+ENTRY: Final = np.dtype([("value", "<f8"), ("token", "<i4")])
+"""A logit or weight and its global ID, 12 bytes packed."""
 T = TypeVar("T")
 Array: TypeAlias = NDArray[Any]
 

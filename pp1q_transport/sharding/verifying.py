@@ -22,7 +22,7 @@ from ..rng import Domain, draw64
 from ..verify import QRow, Verdict
 from ..verify.fast import Weights, bytes_of
 from .build import chosen_shard, told_by, tree_total
-from .exchange import Shard, Steps, all_gather, all_sum
+from .exchange import ENTRY, Shard, Steps, all_gather, all_sum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -190,9 +190,9 @@ def greedy_tokens_sharded(
     if logits.ndim != 2 or logits.shape[1] < shard.size:
         raise LocalMisuse(f"logits of shape {list(logits.shape)} do not fit [rows, {shard.size}]")
     own = [shard_winner(row, shard.first_id, shard.size) for row in logits]
-    packed = np.array([number for winner in own for number in (winner.value, winner.token)], np.float64)
+    packed = np.array([(winner.value, winner.token) for winner in own], ENTRY)
     gathered = yield from all_gather("winners", packed)
     if any(len(part) != len(packed) for part in gathered):
         raise LocalMisuse("ranks have different numbers of rows")
-    by_rank = [part.reshape(-1, 2).tolist() for part in gathered]
-    return [merge([Winner(value, int(token)) for value, token in row]) for row in zip(*by_rank, strict=True)]
+    by_rank = [part.tolist() for part in gathered]
+    return [merge([Winner(value, token) for value, token in row]) for row in zip(*by_rank, strict=True)]

@@ -17,6 +17,7 @@ import numpy as np
 from .._native.kernels import monotonic_ns
 from ..errors import PeerFault, ProposalDiscarded, Reason
 from ..session.shards import REPLICATE, VOCABULARY
+from ..sharding import verify_chain_sharded
 from ..verify import QRow, target_only
 from .journaled import JournaledLoop
 from .rounds import PROMPT, Outcome, re_form
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ..client import AttachedReceiver, Proposal, Q, Ticket
+    from ..client import AttachedReceiver, Proposal, Ticket
     from ..session.requests import Request
+    from ..verify import Verdict
     from .journaled import Journal
     from .sidecar import Shape
 
@@ -206,23 +208,38 @@ class GroupLoop(JournaledLoop):
         return Outcome(proposal.round, proposal.generation, ready=True)
 
     def _chain(self, request: Request, proposal: Proposal) -> tuple[int, list[int]]:
-        """See `TargetLoop._chain`. Where this rank has not all of q, the ranks put together what each has: in mode "vocabulary"
-        the ranges of every row (a real engine would reduce partial sums instead), in "request-owner" what the owner sampled."""
+        """See `TargetLoop._chain`. In mode "vocabulary" each rank has its range of q and of p, and they verify together by what
+        their daemons exchange; in "request-owner" the others are told what the owner sampled."""
         mode = self.receiver.group_mode
         if mode == REPLICATE:
             return super()._chain(request, proposal)
-        name = f"{mode}-{self._epoch}-{request.request}-{proposal.round}"
-        owns = mode == VOCABULARY or request.owner == self.receiver.rank
-        said = b""
         if mode == VOCABULARY:
-            said = _packed([proposal.q(index) for index in range(proposal.depth)])
-        elif owns:
+            verdict = self._verify_sharded(request, proposal)
+            return verdict.accepted_drafts, list(verdict.committed_tokens)
+        name = f"{mode}-{self._epoch}-{request.request}-{proposal.round}"
+        said = b""
+        if request.owner == self.receiver.rank:
             said = json.dumps(super()._chain(request, proposal)).encode()
         parts = self._collective.gather(name, said, self._still)
-        if mode == VOCABULARY:
-            return self._verified(request, proposal, _whole(parts, proposal.depth))
         accepted, tokens = json.loads(parts[request.owner])
         return accepted, tokens
+
+    def _verify_sharded(self, request: Request, proposal: Proposal) -> Verdict:
+        shard = self.receiver.shard()
+        own = slice(shard.first_id, shard.end_id)
+        known, drafted = request.tokens[-2:].tolist(), proposal.tokens.tolist()
+        rows = [proposal.q(index) for index in range(proposal.depth)]
+        steps = verify_chain_sharded(
+            shard,
+            drafted,
+            [QRow(row.values, row.ids) for row in rows],
+            lambda index: self._target.weights(known + drafted[:index])[0][own].astype(np.float64),
+            request.seed,
+            proposal.generation,
+            proposal.round,
+            proposal.first_position,
+        )
+        return self.receiver.run_sharded(steps, request, proposal.round, generation=proposal.generation)
 
     def _still(self) -> None:
         """Raises `EpochOver` when the epoch is: some rank is dead, and gives nothing any more."""
@@ -245,29 +262,3 @@ class GroupLoop(JournaledLoop):
             raise EpochOver from over
         self._note(request, known, [token])
         return Outcome(discarded.round, generation, ready=False)
-
-
-def _packed(rows: list[Q]) -> bytes:
-    """A rank's ranges of all rows: of each the number of values and of IDs (u32), the values, the IDs."""
-    parts = []
-    for row in rows:
-        ids = np.zeros(0, np.int32) if row.ids is None else row.ids
-        parts += [np.array([len(row.values), len(ids)], np.uint32).tobytes(), row.values.tobytes(), ids.tobytes()]
-    return b"".join(parts)
-
-
-def _whole(parts: list[bytes], depth: int) -> list[QRow]:
-    """The rows that the ranges of all ranks make together."""
-    starts = [0] * len(parts)
-    rows = []
-    for _ in range(depth):
-        values, ids = [], []
-        for rank, part in enumerate(parts):
-            at = starts[rank]
-            of_values, of_ids = (int(count) for count in np.frombuffer(part, np.uint32, 2, at))
-            values.append(np.frombuffer(part, np.float32, of_values, at + 8))
-            ids.append(np.frombuffer(part, np.int32, of_ids, at + 8 + 4 * of_values))
-            starts[rank] = at + 8 + 4 * (of_values + of_ids)
-        sparse = np.concatenate(ids)
-        rows.append(QRow(np.concatenate(values), sparse if len(sparse) else None))
-    return rows

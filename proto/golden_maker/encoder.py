@@ -19,7 +19,7 @@ MASS = 1 << 24
 KINDS = {
     "OPEN": 1, "CLOSE": 2, "STEP": 3, "REPLY": 4, "COMPLETION": 5, "COMMIT": 6,
     "RESET": 7, "CANCEL": 8, "TOKEN": 9, "STATUS": 10, "PROOF": 11,
-    "GRANT": 12, "VOTE": 13, "DECIDE": 14, "RELEASED": 15, "EPOCH": 16, "AGREE": 17, "LEAVE": 18,
+    "GRANT": 12, "VOTE": 13, "DECIDE": 14, "RELEASED": 15, "EPOCH": 16, "AGREE": 17, "LEAVE": 18, "EXCHANGE": 19,
 }  # fmt: skip
 
 COMMON = struct.Struct("<4sBBHQQQIIIIHHBBHII")
@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "EPOCH": ("<16xI4xI20x", ("epoch", "phase")),
     "AGREE": ("<QQII24x", ("state_low", "state_high", "epoch", "floor")),
     "LEAVE": _BALLOT,
+    "EXCHANGE": ("<IIIII28x", ("sequence", "purpose", "first_id", "end_id", "epoch")),
 }
 WIDE = frozenset({
     "boot_nonce", "session", "request", "prefix_low", "prefix_high", "seed", "target_context", "trace_id", "context",

@@ -61,7 +61,7 @@ class Faults:
         self.add("bad_version_1", "bad_version", link, "A frame of wire version 1.", base, version=1)
         self.add("bad_version_3", "bad_version", link, "A frame of a later wire version.", base, version=3)
         self.add("unknown_kind_0", "unknown_kind", link, "Kind 0.", base, replace(frame, kind_byte=0))
-        self.add("unknown_kind_19", "unknown_kind", link, "Kind 19.", base, replace(frame, kind_byte=19))
+        self.add("unknown_kind_20", "unknown_kind", link, "Kind 20.", base, replace(frame, kind_byte=20))
         self.add("unknown_flag", "unknown_flag", link, "A flag bit; version 2 has none.", base, flags=1)
         wrong = replace(frame, header_digest=enc.xxh3(frame.header()[:120]) ^ 1)
         self.add("header_digest", "header_digest", link, "The header's digest is off by one bit.", base, wrong)

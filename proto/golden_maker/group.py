@@ -6,6 +6,8 @@ the member, rank 1.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +28,13 @@ G64 = Session(
 )  # fmt: skip
 STATE = {"state_low": 0xD1D2D3D4D5D6D7D8, "state_high": 0xE1E2E3E4E5E6E7E8}
 PLACE = {"slot": 0, "slot_generation": 7}
+WINNERS, SCORE, ACCEPT = 1, 2, 19
+MINUS_INF = float("-inf")
+
+
+def winners(rows: Sequence[tuple[float, int]]) -> bytes:
+    """Winners or candidates: (value, global ID), 12 bytes each."""
+    return b"".join(struct.pack("<di", *row) for row in rows)
 
 
 def valid() -> list[Vector]:
@@ -73,17 +82,80 @@ def valid() -> list[Vector]:
          "A rank met a failure.", seen)  # fmt: skip
     tell("released", by_1("RELEASED", **PLACE), "freed", "The slot is free at rank 1.", refused)
     tell("leave", by_1("LEAVE", status=PEER_LOST), "epoch_ended", "Rank 1's target process is gone.", seen)
+
+    def part(rank: int, purpose: int, count: int, payload: bytes, **more: Any) -> Frame:
+        place = {"request": step.fields["request"], "request_generation": 3, "round": 9, "position": 4, "shard": rank}
+        fields = {**place, "purpose": purpose, "first_id": 32 * rank, "end_id": 32 * rank + 32, "entry_count": count, **more}
+        return replace(by_1("EXCHANGE", **fields) if rank else by_0("EXCHANGE", **fields), payload=payload)
+
+    ours, theirs = [(7.5, 33), (MINUS_INF, -1)], [(7.5, 2), (-0.25, 31)]
+    tell("exchange_winners", part(1, WINNERS, 2, winners(ours)), "part_heard",
+         "Rank 1's winner of each of two rows; of the second it has no logit above -inf.", opened,
+         winners=[[str(value), token] for value, token in ours])  # fmt: skip
+    tell("exchange_told", part(0, WINNERS, 2, winners(theirs)), "exchanged",
+         "Rank 0's, told to rank 1 once all were in: tokens 2 (of equals the lowest) and 31.", (*opened, "exchange_winners"),
+         winners=[[str(value), token] for value, token in theirs])  # fmt: skip
+    tell("exchange_score", part(1, SCORE, 1, struct.pack("<d", 7.5)), "part_heard", "The largest logit of rank 1's range.",
+         opened, values=["7.5"])  # fmt: skip
+    accept = (0, 3 << 40, 11, 0)
+    tell("exchange_accept", part(1, ACCEPT, 4, struct.pack("<4Q", *accept)), "part_heard",
+         "Rank 1 holds the token: its integer weight and its count; the noise is rank 0's.", opened,
+         values=list(accept))  # fmt: skip
     return out
+
+
+def exchanges(of: Faults) -> None:
+    """Parts that no rank may believe."""
+    link, base = "link", "exchange_winners"
+
+    def add(name: str, reason: str, summary: str, **fields: Any) -> None:
+        of.add(f"exchange_{name}", reason, link, summary, base, **fields)
+
+    def rows(name: str, reason: str, summary: str, found: Sequence[tuple[float, int]]) -> None:
+        add(name, reason, summary, frame=replace(of.frame(base).but(entry_count=len(found)), payload=winners(found)))
+
+    add("purpose", "semantic_mismatch", "A purpose that this version does not have.", purpose=22)
+    add("count", "length_bounds", "More rows than its bytes.", entry_count=3)
+    rows("rows", "length_bounds", "34 rows: depth is 32 at most.", [(1.0, 40)] * 34)
+    add("digest", "payload_digest", "Its digest is off by one bit.",
+        frame=replace(of.frame(base), payload_digest=of.frame(base).digest_of_payload() ^ 1))  # fmt: skip
+    add("rank", "rank_disagree", "Another rank's part.", shard=0)
+    add("epoch", "rank_disagree", "An epoch that was not announced.", epoch=2)
+    add("closed", "slot_state", "Before the epoch is open.", before=("epoch_asking", "agree"))
+    add("ahead", "rank_disagree", "One exchange is left out.", sequence=1)
+    add("again", "generation_duplicate", "A second part of the same exchange.", before=(*of.valid[base].before, base))
+    add("range", "id_range", "A range beyond the vocabulary.", end_id=65)
+    rows("elsewhere", "id_range", "A token of another rank's range.", [(7.5, 31)])
+    rows("nobody", "id_range", "No token, and not -inf.", [(7.5, -1)])
+    rows("somebody", "id_range", "A token beside -inf.", [(MINUS_INF, 40)])
+    score = of.frame("exchange_score")
+    of.add("exchange_nan", "nonfinite", link, "NaN has no place in a maximum.", "exchange_score",
+           replace(score, payload=struct.pack("<d", float("nan"))))  # fmt: skip
+    accept = of.frame("exchange_accept")
+    of.add("exchange_noise", "rank_disagree", link, "Noise, which is rank 0's alone.", "exchange_accept",
+           replace(accept, payload=struct.pack("<4Q", 1, 3 << 40, 11, 0)))  # fmt: skip
+    of.add("exchange_heavy", "mass", link, "A count beyond 2^24.", "exchange_accept",
+           replace(accept, payload=struct.pack("<4Q", 0, 3 << 40, enc.MASS + 1, 0)))  # fmt: skip
+    of.add("exchange_late", "generation_stale", "frame", "An epoch that is over: dropped.", base, epoch=0)
+    told = "exchange_told"
+    of.add("told_unasked", "rank_disagree", link, "Complete without the member's own part.", told, before=of.valid[base].before)
+    of.add("told_round", "round_mismatch", link, "Another round than the member's.", told, round=10)
+    of.add("told_range", "id_range", link, "Ranges that leave tokens out.", told, end_id=31)
+    of.add("told_few", "length_bounds", link, "Fewer rows than the member's.", told,
+           replace(of.frame(told).but(entry_count=1), payload=winners([(7.5, 2)])))  # fmt: skip
 
 
 def faults(of: Faults) -> None:
     """What either end of a group link refuses; all of it costs the link, but a frame of an epoch that is over."""
     add, link = of.add, "link"
-    unused = {"vote_ready": 64, "decide_ready": 84, "released": 88, "epoch_open": 84, "agree": 90, "leave": 72}
+    unused = {"exchange_winners": 84}
+    unused |= {"vote_ready": 64, "decide_ready": 84, "released": 88, "epoch_open": 84, "agree": 90, "leave": 72}
     for base, offset in unused.items():
         patched = replace(of.frame(base), patch={offset: b"\x01"})
         add(f"reserved_in_{base}", "reserved_bits", link, f"Byte {offset} of the argument area is not zero.", base, patched)
-    stray = {"vote_ready": "request", "agree": "slot", "grant": "shard", "epoch_open": "slot", "leave": "round"}
+    exchanges(of)
+    stray = {"vote_ready": "request", "agree": "slot", "grant": "shard", "epoch_open": "slot", "leave": "round",
+             "exchange_winners": "depth"}
     for base, field in stray.items():
         add(f"stray_{field}_in_{base}", "reserved_bits", link, f"A field that this kind does not carry: {field}.", base,
             of.frame(base).but(**{field: 1}))  # fmt: skip

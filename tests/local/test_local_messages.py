@@ -27,6 +27,8 @@ GOLDEN: dict[int, tuple[str, int, int, str]] = {
          "1011121314151617"),
     6: ("AGREE", 1, 24,
          "101112131415161718191a1b1c1d1e1f2021222324252627"),
+    7: ("EXCHANGE", 1, 48,
+         "101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f303132333435363738393a3b02000000"),
     16: ("UP", 4, 16,
          "101112131415161718191a1b00000000"),
     17: ("DOWN", 4, 8,
@@ -43,6 +45,8 @@ GOLDEN: dict[int, tuple[str, int, int, str]] = {
          "101112131415161718191a1b1c1d1e1f"),
     23: ("DRAINING", 12, 8,
          "1011121300000000"),
+    24: ("EXCHANGED", 4, 48,
+         "101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f303132333435363738393a3b02000000"),
     32: ("TARGET_UP", 8, 16,
          "10111213000000001415161718191a1b"),
     33: ("TARGET_DOWN", 8, 8,
@@ -163,7 +167,7 @@ def test_only_its_sender_may_send_it(kind: int) -> None:
             assert raised.value.reason is Reason.UNEXPECTED_KIND
 
 
-@pytest.mark.parametrize("kind", (0, 7, 15, 24, 40, 51, 60, 64, 0xFFFF))
+@pytest.mark.parametrize("kind", (0, 8, 15, 25, 40, 51, 60, 64, 0xFFFF))
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(PeerFault) as raised:
         unpack(kind, bytes(64))

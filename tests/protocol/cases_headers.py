@@ -33,7 +33,7 @@ FORMAT: Final = (
     _link("2.05", "version 1 from a greedy peer", R.BAD_VERSION, wire.OPEN, fields(version=1)),
     _link("2.06", "version 0, digest broken too: the version is judged first", R.BAD_VERSION, wire.STEP, bits(4, 2, False)),
     _link("2.07", "kind 0", R.UNKNOWN_KIND, wire.REPLY, bits(5, wire.REPLY)),
-    _link("2.08", "kind 19, one past the last", R.UNKNOWN_KIND, wire.COMPLETION, bits(5, wire.COMPLETION ^ 19)),
+    _link("2.08", "kind 20, one past the last", R.UNKNOWN_KIND, wire.COMPLETION, bits(5, wire.COMPLETION ^ 20)),
     _link("2.09", "kind 255 at the leader", R.UNKNOWN_KIND, wire.STEP, bits(5, wire.STEP ^ 255)),
     _link("2.10", "header digest off by one bit", R.HEADER_DIGEST, wire.REPLY, bits(120, 1, False)),
     _link("2.11", "a request bit flipped on the way", R.HEADER_DIGEST, wire.REPLY, bits(24, 1, False)),

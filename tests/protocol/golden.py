@@ -39,6 +39,7 @@ from pp1q_transport.session.negotiate import (
 )
 from pp1q_transport.session.outbox import Outbox
 from pp1q_transport.session.own_link import Joint, OwnMemberSession
+from pp1q_transport.session.parts import Part, values_of
 from pp1q_transport.session.proof import ProofReader
 from pp1q_transport.session.receiver import ReceiverSession
 from pp1q_transport.session.requests import Request, RequestTable
@@ -392,6 +393,16 @@ class DraftPeerBench(LeaderBench):
         return sum(told.kind == "token" for told in self.peer.stream)
 
 
+def part_in(data: bytes) -> Part:
+    """The part in a golden EXCHANGE, which a rank says by itself."""
+    header = wire.Header()
+    assert header.decode(data, 0) == 0
+    return Part(
+        header.shard, header.sequence, header.request, header.request_generation, header.round, header.position, header.purpose,
+        header.first_id, header.end_id, values_of(header.purpose, data[128:], header.entry_count),
+    )  # fmt: skip
+
+
 class MemberBench(Bench):
     """Rank 1 of 2, at the group link's other end."""
 
@@ -417,6 +428,8 @@ class MemberBench(Bench):
             for slot in self.table.slots:
                 slot.generation = f["floor"]
             assert self.session.agree(f["state_low"], f["state_high"])
+        elif golden.kind == "EXCHANGE":
+            self.session.exchange(part_in(golden.data))
         elif golden.name == "vote_no":
             self.session.discard(self.table.slots[f["slot"]], f["status"])
         else:
@@ -433,6 +446,7 @@ class MemberBench(Bench):
         rows, ready, news, refused = session.rows, session.ready, len(session.news), dict(self.counters.reasons)
         before = (member.standing, member.epoch, len(member.papers), self.table.by_state()["VOTED"])
         session.settled.clear()
+        session.exchanged.clear()
         code = fill(self.assembler, data, now_ns)
         self.fence()
         assert session.broken == 0
@@ -450,6 +464,8 @@ class MemberBench(Bench):
             return Outcome("frame", counted[0], "")
         if session.ready > ready:
             return Outcome("", "", "ready")
+        if session.exchanged:
+            return Outcome("", "", "exchanged")
         if self.table.by_state()["VOTED"] > before[3]:
             return Outcome("", "", "voted")
         if session.rows > rows:
@@ -512,7 +528,7 @@ class HubBench(Bench):
 
     def feed(self, data: bytes, now_ns: int = START_NS) -> Outcome:
         coordinator, refused, news = self.group.coordinator, dict(self.counters.reasons), len(self.session.news)
-        agreed, epoch = len(coordinator._digests), coordinator.epoch
+        agreed, epoch, said = len(coordinator._digests), coordinator.epoch, self.group.exchanges.said(1)
         fates = {slot: (p.fate, len(p.votes)) for slot, p in coordinator.proposals.items()}
         code = fill(self.assembler, data, now_ns)
         if code:
@@ -533,6 +549,8 @@ class HubBench(Bench):
         counted = [name for name, count in self.counters.reasons.items() if count > refused.get(name, 0)]
         if counted:
             return Outcome("frame", counted[0], "")
+        if self.group.exchanges.said(1) > said:
+            return Outcome("", "", "part_heard")
         if len(coordinator._digests) > agreed:
             return Outcome("", "", "agreed")
         return Outcome("", "", "noted" if len(self.session.news) > news else "")

@@ -16,6 +16,7 @@ from pp1q_transport.control_codec import MESSAGE_LIMIT, REPORT_LIMIT, decode_mes
 from pp1q_transport.engine import terms_of
 from pp1q_transport.errors import Reason
 from pp1q_transport.session.negotiate import Role
+from pp1q_transport.session.parts import values_of
 from pp1q_transport.session.proof import proof_frame
 from pp1q_transport.session.shards import REQUEST_OWNER, Claim
 
@@ -144,6 +145,10 @@ def test_a_payload_holds_what_its_notes_say(vector: Golden) -> None:
     elif vector.kind == "VOTE":
         rows = tuple(tuple(row) for row in note["rows"])
         assert Claim.unpack(payload, len(payload)) == Claim(note["first_id"], note["end_id"], rows)
+    elif vector.kind == "EXCHANGE":
+        said = values_of(f["purpose"], payload, f["entry_count"]).tolist()
+        rows = [(float(value), token) for value, token in note.get("winners", [])]
+        assert said == (rows or [type(said[0])(value) for value in note["values"]])
     elif vector.kind == "PROOF":
         assert payload.hex() == note["hmac"]
     else:
@@ -366,6 +371,7 @@ MAY_SAY_OTHERWISE = {
     "EPOCH": ("epoch",),
     "AGREE": ("state_low", "state_high", "floor"),
     "LEAVE": ("status",),
+    "EXCHANGE": ("request", "request_generation", "round", "position", "first_id", "end_id", "purpose"),
 }  # fmt: skip
 KIND_BITS = range(40, 48)
 

@@ -113,6 +113,10 @@ def payload_of(frame: Any, kind: str) -> bytes:
         return struct.pack(f"<{len(payload.tokens)}i", *payload.tokens)
     if kind == "PROOF":
         return bytes(payload.hmac)
+    if kind == "EXCHANGE":
+        entries = b"".join(struct.pack("<Qi", entry.value, entry.token) for entry in getattr(payload, "entries", []))
+        words = getattr(payload, "words", [])
+        return entries + struct.pack(f"<{len(words)}Q", *words)
     if kind == "VOTE":
         if not frame.header.payload_length:
             return b""
@@ -158,6 +162,8 @@ def whole(vector: Golden) -> bool:
     f, size = vector.fields, len(vector.data) - 128
     wanted = {"REPLY": f.get("entry_count", 0) * (8 if f["representation"] == wire.SPARSE else 4), "PROOF": 32}
     fits = {"OPEN": 4, "COMMIT": 4, "DECIDE": 4}
+    if vector.kind == "EXCHANGE":
+        return size == f["payload_length"] and (size == 12 * f["entry_count"] or size >= 8 * f["entry_count"])
     if vector.kind == "VOTE":
         return size == f["payload_length"] and (size == 0 or (size >= 8 and size % 12 == 8))
     return size == f["payload_length"] and size >= wanted.get(vector.kind, 0) and size % fits.get(vector.kind, 1) == 0
@@ -181,9 +187,9 @@ def random_frame(noise: random.Random) -> bytes:
             value = struct.unpack("<f", struct.pack("<f", noise.uniform(0, 1e6)))[0]
         setattr(header, name, value)
     header.representation = noise.choice((0, 1, 2))
-    entries = header.entry_count = noise.choice((0, 1, 3, 32)) if kind == "REPLY" else 0
+    entries = header.entry_count = noise.choice((0, 1, 3, 32)) if kind in ("REPLY", "EXCHANGE") else 0
     sizes = {"REPLY": entries * (8 if header.representation == 2 else 4) + noise.choice((0, 0, 12)), "PROOF": 32,
-             "VOTE": noise.choice((0, 8, 20, 68))}  # fmt: skip
+             "VOTE": noise.choice((0, 8, 20, 68)), "EXCHANGE": entries * noise.choice((8, 12))}  # fmt: skip
     size = sizes.get(kind, 4 * noise.randint(0, 9) if kind in ("OPEN", "COMMIT", "DECIDE") else 0)
     # Floats that Python carries unchanged: no signalling NaN, which it would make quiet.
     payload = b"".join(struct.pack("<I", noise.getrandbits(30)) for _ in range(size // 4))
@@ -243,6 +249,8 @@ def unfit(data: bytes | bytearray) -> bool:
     entries, width = int.from_bytes(data[60:64], "little"), 8 if data[53] == wire.SPARSE else 4
     if kind == "REPLY":
         return size < entries * width
+    if kind == "EXCHANGE":
+        return size != 12 * entries and size < 8 * entries
     if kind == "VOTE":
         return size != 0 and (size < 8 or size % 12 != 8)
     return (kind == "PROOF" and size < 32) or (kind in ("OPEN", "COMMIT", "DECIDE") and size % 4 != 0)

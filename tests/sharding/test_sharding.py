@@ -403,7 +403,7 @@ def test_greedy_tokens_equal_the_full_path(shards: tuple[Shard, ...], seed: int,
     want = outcome(lambda: [greedy.full_path_token(row) for row in logits])
     assert got == (want if isinstance(want, Reason) else [want] * len(shards))
     assert traffic.steps == [(Op.GATHER, "winners")]
-    assert traffic.sent_bytes == [16 * rows] * len(shards)
+    assert traffic.sent_bytes == [12 * rows] * len(shards)
 
 
 # -- what is exchanged -------------------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ def test_what_is_exchanged_is_small_and_the_same_for_every_vocabulary() -> None:
     traffic = Traffic()
     emulate([sharding.allocate_top_k_sharded(s, p, 32) for s, p in zip(shards, parts(shards, whole), strict=True)], traffic)
     assert traffic.steps == [(Op.GATHER, "candidates of the support")]
-    assert traffic.sent_bytes == [8 * (1 + 2 * 32)] * 3  # k candidates a rank: 2k with two ranks
+    assert traffic.sent_bytes == [12 * 32] * 3  # k candidates a rank: 2k with two ranks
 
 
 def one(exchange: Exchange) -> Steps[None]:

@@ -4,6 +4,7 @@ nothing undecided or decided is committed, and with an honest rank in its place 
 from __future__ import annotations
 
 import queue
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -40,6 +41,13 @@ class RankCase(NamedTuple):
     generation: int = 0
     epoch: int = 0
     fields: dict[str, int] = {}
+    payload: bytes = b""
+
+
+def part(rows: list[tuple[float, int]], **fields: int) -> dict[str, Any]:
+    """Winners of rank 1's range, as an honest member says them but for `fields`."""
+    place = {"shard": 1, "purpose": 1, "entry_count": len(rows), "first_id": 32, "end_id": 64}
+    return {"fields": place | fields, "payload": b"".join(struct.pack("<di", *row) for row in rows)}
 
 
 CASES = (
@@ -64,6 +72,14 @@ CASES = (
     RankCase("4.619", "EPOCH by a member", R.UNEXPECTED_KIND, wire.EPOCH, fields={"phase": 3}),
     RankCase("4.620", "a frame of an earlier life", R.BOOT_NONCE, wire.VOTE, fields={"boot_nonce": 1}),
     RankCase("4.621", "a frame of another session", R.SESSION_MISMATCH, wire.VOTE, fields={"session": 1}),
+    RankCase("4.622", "EXCHANGE, another rank's part", R.RANK_DISAGREE, wire.EXCHANGE, **part([(1.0, 40)], shard=0)),
+    RankCase("4.623", "EXCHANGE in a coming epoch", R.RANK_DISAGREE, wire.EXCHANGE, epoch=1, **part([(1.0, 40)])),
+    RankCase("4.624", "EXCHANGE of a purpose there is not", R.SEMANTIC_MISMATCH, wire.EXCHANGE, **part([(1.0, 40)], purpose=22)),
+    RankCase("4.625", "EXCHANGE that leaves one out", R.RANK_DISAGREE, wire.EXCHANGE, **part([(1.0, 40)], sequence=1)),
+    RankCase("4.626", "EXCHANGE of another rank's winner", R.ID_RANGE, wire.EXCHANGE, **part([(1.0, 31)])),
+    RankCase("4.627", "EXCHANGE of a winner that is no token", R.ID_RANGE, wire.EXCHANGE, **part([(1.0, -1)])),
+    RankCase("4.628", "EXCHANGE of more rows than depth", R.LENGTH_BOUNDS, wire.EXCHANGE, **part([(1.0, 40)] * 34)),
+    RankCase("4.629", "EXCHANGE of a range beyond the vocabulary", R.ID_RANGE, wire.EXCHANGE, **part([(1.0, 40)], end_id=65)),
 )
 
 
@@ -109,12 +125,13 @@ class EvilMember:
             assert session is not None
             epoch = self.rank.member.epoch + case.epoch
             values = {"slot": slot + case.slot, "slot_generation": generation + case.generation, "epoch": epoch}
-            if case.kind in (wire.AGREE, wire.LEAVE, wire.EPOCH):
+            if case.kind in (wire.AGREE, wire.LEAVE, wire.EPOCH, wire.EXCHANGE):
                 values = {"epoch": epoch}
             elif case.kind in (wire.GRANT, wire.RESET):
                 values = {}
             named: Any = type("Named", (), {"terms": session.terms})()
-            raw = MemberRig.frame(named, "member", case.kind, **(values | case.fields)).encode(session.terms.leader_nonce)
+            frame = MemberRig.frame(named, "member", case.kind, case.payload, **(values | case.fields))
+            raw = frame.encode(session.terms.leader_nonce)
             self.bender.outbox.raw(raw, 0, len(raw))
 
         self._todo.put(act)
