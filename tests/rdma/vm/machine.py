@@ -57,13 +57,14 @@ class Machine:
         (results / "status").unlink(missing_ok=True)
         (results / "place").write_text(str(results), encoding="utf-8")
         (results / "command").write_text(self._preamble() + script + "\n", encoding="utf-8")
-        with tempfile.NamedTemporaryFile(dir=CACHE, prefix="files-") as archive:
+        with tempfile.TemporaryFile(dir=CACHE) as archive:  # without a name: nothing is left of it, however we end
             archive.write(self.archive.read_bytes())
             write_files(archive, host_files(REPOSITORY, CACHE / "python" / "pyverbs"))
             archive.flush()
             # The machine dies with us, however we die.
-            command = ["setpriv", "--pdeathsig", "KILL", *self._qemu(results, Path(archive.name))]
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            descriptor = archive.fileno()
+            command = ["setpriv", "--pdeathsig", "KILL", *self._qemu(results, Path(f"/proc/self/fd/{descriptor}"))]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,), start_new_session=True)
             try:
                 child.wait(timeout_s)
             except subprocess.TimeoutExpired:
