@@ -83,7 +83,7 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-fuzz.sh
 	$(BIN)/python scripts/mutants.py
 	scripts/check-wheel.sh
-	$(BIN)/python tests/rdma/vm/run.py --lane sessions --lane isolation --lane "mutant: in place"
+	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets
