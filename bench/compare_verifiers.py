@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pp1q_transport import dyadic
+from pp1q_transport.cli._common import StageLine
 from pp1q_transport.verify import QRow, verify_chain_fast
 
 DEPTH = 2
@@ -309,12 +310,16 @@ def _used(hits: int, n: int, other: float, other_n: float, reach: float) -> floa
 def run(names: list[str], scale: float, seed: int) -> list[Line]:
     """All cases by all verifiers `names`, each with drafts of its own."""
     made: dict[str, dict[str, tuple[Case, Outcomes]]] = {}
-    for case in cases():
+    stage = StageLine(wanted=True)
+    every = cases()
+    for number, case in enumerate(every):
         for index, name in enumerate(names):
+            stage(f"{case.name}: {name}", number * len(names) + index, len(every) * len(names))
             share = WIDE_SHARE if case.vocabulary > 1000 else 1
             draws = max(1, int(DRAWS[name] * scale / share))
             drafts = draft(case, draws, seed * 100 + index)
             made.setdefault(case.name, {})[name] = (case, VERIFIERS[name](case, drafts, seed * 100 + index))
+    stage.clear()
     return judge(made)
 
 

@@ -128,51 +128,76 @@ def own_work(ranks: Sequence[Steps[Any]]) -> tuple[list[Any], int]:
         answers = [combine(parts)] * len(ranks)
 
 
-def kernel_work(world: World, parts: list[NDArray[np.float32]], qs: list[NDArray[np.uint8]], exponent: int) -> None:
-    """The native calls of a rejected row over shards, without the Python and the exchanges between them."""
-    rows, out = [kernels.TargetRow() for _ in parts], np.empty(128)
-    for row, part in zip(rows, parts, strict=True):
-        row.load(part.view(np.uint8), 0, len(part), False)
-        sums = np.empty((len(part) + 31) // 32)
-        row.block_sums(sums)
-        kernels.tree_nodes(sums, 0, len(sums), out)
-        row.fix_to(exponent)
-    total = sum(row.total for row in rows)
-    for row, q in zip(rows, qs, strict=True):
-        row.residual_dense(q, 0, total)
-    masses = [row.residual_mass() for row in rows]
-    inside = (U64 * sum(masses)) >> 64
-    for row, mass in zip(rows, masses, strict=True):
-        if inside < mass:
-            row.pick_residual(inside >> 64, inside & ((1 << 64) - 1))
-            break
-        inside -= mass
+def in_step(ranks: Sequence[Steps[Any]]) -> Any:
+    """What the first rank returns: all ranks in one process, with no clock read in between."""
+    answer: Any = None
+    while True:
+        parts, results = [], []
+        for steps in ranks:
+            try:
+                parts.append(steps.send(answer))
+            except StopIteration as stop:
+                results.append(stop.value)
+        if results:
+            return results[0]
+        answer = combine(parts)
 
 
-def sharded_lines(world: World, rounds: int, whole_us: float) -> list[Line]:
-    """The same rejected row over four shards, in total work of all of them."""
-    edges = [VOCAB // 32 * rank // SHARDS * 32 for rank in range(SHARDS)] + [VOCAB]
-    shards = sharding.shards_of(edges)
-    parts = [world.narrow[s.first_id : s.end_id].copy() for s in shards]
-    qs = [QRow(world.dense.values[s.first_id : s.end_id].copy()) for s in shards]
-    noise = [U64, *[None] * (SHARDS - 1)]
-    raw = [q.values.view(np.uint8) for q in qs]
-    exponent = FastTarget(world.narrow).exponent
+@dataclass
+class Ranks:
+    """Four ranks that each keep what they need from row to row, as ranks of an engine would."""
+
+    targets: list[sharding.ShardTarget]
+    parts: list[NDArray[np.float32]]
+    qs: list[QRow]
+    noise: list[int | None]
+    token: int
+
+    @classmethod
+    def of(cls, world: World) -> Ranks:
+        edges = [VOCAB // 32 * rank // SHARDS * 32 for rank in range(SHARDS)] + [VOCAB]
+        shards = sharding.shards_of(edges)
+        parts = [world.narrow[s.first_id : s.end_id] for s in shards]  # the whole row's memory: caches favour neither
+        qs = [QRow(world.dense.values[s.first_id : s.end_id]) for s in shards]
+        return cls([sharding.ShardTarget(s) for s in shards], parts, qs, [U64, *[None] * (SHARDS - 1)], world.token)
+
+    def row(self) -> list[Steps[bool]]:
+        """A new row of the target, and the drafted token's test."""
+        facts = zip(self.targets, self.parts, self.qs, self.noise, strict=True)
+        return [sharding.verify_row_sharded(t, part, self.token, q, u) for t, part, q, u in facts]
+
+    def correction(self) -> list[Steps[tuple[int, bool]]]:
+        """The residual and a draw from it."""
+        return [sharding.correct_sharded(t, q, u) for t, q, u in zip(self.targets, self.qs, self.noise, strict=True)]
+
+
+def sharded_lines(world: World, rounds: int) -> list[Line]:
+    """A rejected row over four shards, in total work of all of them, beside the same row in one process: each round measures
+    both, so that what else the machine does falls on both."""
+    ranks = Ranks.of(world)
     want = FastTarget(world.narrow).correct(world.dense, U64)
-    spent = []
+    whole, own, everything = [], [], []
     for _ in range(rounds):
-        targets, first = own_work([sharding.target_sharded(s, part) for s, part in zip(shards, parts, strict=True)])
-        facts = list(zip(targets, qs, noise, strict=True))
-        _, second = own_work([sharding.accept_sharded(t, world.token, q, u) for t, q, u in facts])
-        got, third = own_work([sharding.correct_sharded(t, q, u) for t, q, u in facts])
-        if got != [want] * SHARDS:
-            raise RuntimeError(f"shards came to {got}, one process to {want}")
-        spent.append((first + second + third) / 1e3)
+        start = kernels.monotonic_ns()
+        target = FastTarget(world.narrow)
+        target.accept(world.token, world.dense, U64)
+        target.correct(world.dense, U64)
+        whole.append(kernels.monotonic_ns() - start)
+        _, first = own_work(ranks.row())
+        got, second = own_work(ranks.correction())
+        own.append(first + second)
+        start = kernels.monotonic_ns()
+        in_step(ranks.row())
+        again = in_step(ranks.correction())
+        everything.append(kernels.monotonic_ns() - start)
+        if got != [want] * SHARDS or again != want:
+            raise RuntimeError(f"shards came to {got} and {again}, one process to {want}")
+    whole_us, own_us, all_us = (statistics.median(times) / 1e3 for times in (whole, own, everything))
     goal = SHARDED_RATIO * whole_us
-    native = microseconds(lambda: kernel_work(world, parts, raw, exponent), rounds)
     return [
-        Line(f"{SHARDS} shards FP32, a rejected row: kernels", native, goal),
-        Line(f"{SHARDS} shards FP32, a rejected row: ranks' own time", statistics.median(spent), goal),
+        Line("the rejected row again, in turn with shards", whole_us),
+        Line(f"{SHARDS} shards FP32, a rejected row: all ranks' own work", own_us, goal),
+        Line(f"{SHARDS} shards FP32: the same and the emulated collective", all_us, goal),
     ]
 
 
@@ -192,9 +217,7 @@ def commit_lines(rounds: int) -> list[Line]:
 
 def measure_all(rounds: int) -> list[Line]:
     world = World.make()
-    lines = row_lines(world, rounds)
-    whole = next(line.us for line in lines if line.name == "dense FP32: all of a rejected row")
-    return [*lines, *sharded_lines(world, rounds, whole), *commit_lines(rounds)]
+    return [*row_lines(world, rounds), *sharded_lines(world, rounds), *commit_lines(rounds)]
 
 
 def main() -> int:
@@ -213,10 +236,10 @@ def main() -> int:
         line.target_us, 3)}) for line in lines
     ]
     if not options.json:
-        print(f"{'verification':52}{'us':>10}{'target us':>12}{'of target':>12}", file=sys.stderr)
+        print(f"{'verification':56}{'us':>10}{'target us':>12}{'of target':>12}", file=sys.stderr)
         for result in results:
             goal, share = result.get("target_us", ""), result.get("of_target", "")
-            print(f"{result['case']:52}{result['us']:>10}{goal:>12}{share:>12}", file=sys.stderr)
+            print(f"{result['case']:56}{result['us']:>10}{goal:>12}{share:>12}", file=sys.stderr)
     print(json.dumps({"level": options.level, "rounds": options.rounds, "vocab": VOCAB, "verify": results}))
     return 0
 

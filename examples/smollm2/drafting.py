@@ -10,10 +10,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any, TextIO
 
+from cut import Cut
 from logits import Logits, Remembered
 
 from pp1q_transport import attach_leader, dyadic, open_leader
 from pp1q_transport._native.kernels import monotonic_ns
+from pp1q_transport.cli._common import setup_logging
 
 if TYPE_CHECKING:
     from pp1q_transport import DraftSide, Step
@@ -65,7 +67,8 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, required=True)
     parser.add_argument("--account", required=True)
     given = parser.parse_args()
-    from model import Cut, Forward, load_model
+    setup_logging(-1)  # that its target ends is no news here, and what goes wrong before, the target counts by its reason
+    from model import Forward, load_model
 
     model = Remembered(Forward(load_model(Cut.parse(given.cut)), SHAPES, given.capacity))
     side: Any = attach_leader(given.attach) if given.attach else None

@@ -11,11 +11,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from cut import NONE, Cut
 from numpy.typing import NDArray
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights are in a package: nothing is ever looked for elsewhere
@@ -30,27 +30,6 @@ WEIGHTS_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 UNPACKED: Final = Path(__file__).resolve().parents[2] / ".cache" / "smollm2-135m-f32"
 VOCAB_SIZE: Final = 49_152
 BLOCK: Final = 64  # weights that share one scale when a draft is quantised
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What makes a draft out of the target: fewer layers (0: all), fewer bits a weight (0: as they are), or neither."""
-
-    layers: int = 0
-    bits: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> Cut:
-        """Of "layers=N", "bits=N", "layers=N,bits=N" or "none"; raises `ValueError` for anything else."""
-        if text == "none":
-            return cls()
-        fields = dict(part.split("=", 1) for part in text.split(","))
-        if not set(fields) <= {"layers", "bits"}:
-            raise ValueError(f"a draft is none, layers=N, bits=N or both, not {text!r}")
-        cut = cls(**{name: int(value) for name, value in fields.items()})
-        if not (0 <= cut.layers <= 30 and (cut.bits == 0 or 2 <= cut.bits <= 8)):
-            raise ValueError(f"layers are 1..30 and bits 2..8, not {text!r}")
-        return cut
 
 
 def weights_folder() -> str:
@@ -88,7 +67,7 @@ def load_tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(unpacked())
 
 
-def load_model(cut: Cut = Cut(), threads: int = 1) -> Any:
+def load_model(cut: Cut = NONE, threads: int = 1) -> Any:
     """The model in FP32 on `threads` threads, cut to a draft if asked."""
     torch.set_num_threads(threads)
     logging.disable_progress_bar()

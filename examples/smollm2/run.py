@@ -19,19 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import click
+from cut import Cut
 from generating import Account, Task, alone, generate, seeds
 from judging import P_VALUE_LEAST, first_tokens, judge_first, judge_texts
 from logits import Remembered
 from reporting import Stream, report
 
 from pp1q_transport import PeerFault, Reason, attach_receiver, open_receiver
-from pp1q_transport.cli._common import command_errors, setup_logging
+from pp1q_transport.cli._common import OneLineCommand, StageLine, command_errors, setup_logging
 from pp1q_transport.cli.demo import end_draft, wait_for_draft
+from pp1q_transport.errors import ConfigError
 from pp1q_transport.toy.pit import MIN_TOKENS
 from pp1q_transport.toy.sidecar import Deployment, Shape
 
 START_S = 600.0  # a model is loaded meanwhile, perhaps on a busy machine
-PROMPT = "The transport of a probability distribution from one computer to another is"
+QUESTION = "Explain how a letter travels from one town to another."
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"  # how the model was taught to be asked
 VIAS = ("tcp", "sidecars")
 FIRST_SEEDS = 7
 DISCARDED_MOST = 0.1
@@ -74,6 +77,28 @@ class Outcome:
     tail_us: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
+
+
+class Stages:
+    """What goes on while nothing else is seen: one line on a terminal, taken away when text comes."""
+
+    def __init__(self, options: Options) -> None:
+        self._line = StageLine(not options.as_json)
+        self._total = 2 + 2 * len(options.vias)
+        self._number = 0
+
+    def next(self, what: str) -> None:
+        """A new stage."""
+        self._number += 1
+        self.say(what)
+
+    def say(self, what: str) -> None:
+        """The same stage, further on."""
+        self._line(what, self._number - 1, self._total)
+
+    def clear(self) -> None:
+        """Text comes."""
+        self._line.clear()
 
 
 class Via:
@@ -163,8 +188,9 @@ def _wait_for_attached(deployment: Deployment) -> None:
         time.sleep(0.1)
 
 
-def texts(via: Via, model: Any, tokenizer: Any, prompt: list[int], options: Options, outcome: Outcome) -> None:
+def texts(via: Via, model: Any, tokenizer: Any, prompt: list[int], options: Options, outcome: Outcome, stages: Stages) -> None:
     """One text at each temperature, streamed."""
+    stages.clear()
     own_seeds = seeds(options.seed, len(VIAS) * len(options.temperatures))
     for temperature in options.temperatures:
         number = len(outcome.runs) + 1
@@ -187,11 +213,12 @@ def texts(via: Via, model: Any, tokenizer: Any, prompt: list[int], options: Opti
     outcome.tail_us[via.name] = via.tail_us([run.account for run in outcome.runs if run.via == via.name])
 
 
-def check(forward: Any, prompt: list[int], options: Options, outcome: Outcome) -> None:
+def check(forward: Any, prompt: list[int], options: Options, outcome: Outcome, stages: Stages) -> None:
     """Texts at temperature 0 against the target alone, all others against its distribution."""
     for temperature in options.temperatures:
         made = [(run.via, run.account.tokens) for run in outcome.runs if run.temperature == temperature]
         if temperature == 0:
+            stages.say("the target alone, for comparison")
             due = alone(forward, Task(prompt, options.tokens, options.depth, 0.0))
             for name, tokens in made:
                 same = sum(ours == theirs for ours, theirs in zip(tokens, due, strict=True))
@@ -201,6 +228,7 @@ def check(forward: Any, prompt: list[int], options: Options, outcome: Outcome) -
         elif len(made) * options.tokens < MIN_TOKENS:
             outcome.checks.append(f"T={temperature:g}: too few tokens to judge their distribution (at least {MIN_TOKENS})")
         else:
+            stages.say(f"the distribution of what was written at temperature {temperature:g}")
             p_value = judge_texts(forward, [(prompt, tokens) for _, tokens in made], temperature, options.depth + 1)
             total = sum(len(tokens) for _, tokens in made)
             outcome.checks.append(f"T={temperature:g}: {total} tokens of all ways, p = {p_value:.3g} (PIT in 64 bins)")
@@ -208,10 +236,11 @@ def check(forward: Any, prompt: list[int], options: Options, outcome: Outcome) -
                 outcome.problems.append(f"the tokens at temperature {temperature:g} are not distributed as the target's")
 
 
-def check_first(via: Via, forward: Any, prompt: list[int], options: Options, outcome: Outcome) -> None:
+def check_first(via: Via, forward: Any, prompt: list[int], options: Options, outcome: Outcome, stages: Stages) -> None:
     """The first token after the prompt, at temperature 1, under many seeds."""
     task = Task(prompt, 1, 1, 1.0, options.support)
     model = Remembered(forward)
+    stages.say(f"the first token of {options.first} requests")
     counted = first_tokens(via.receiver, model, task, seeds(options.seed + FIRST_SEEDS, options.first))
     p_value, cells = judge_first(model.after(prompt)[0], counted, 1.0)
     outcome.checks.append(f"T=1: first token of {options.first} requests over {via.name}, p = {p_value:.3g} ({cells} cells)")
@@ -221,32 +250,48 @@ def check_first(via: Via, forward: Any, prompt: list[int], options: Options, out
 
 def run(options: Options) -> Outcome:
     """Everything, in order."""
-    from model import Cut, Forward, load_model, load_tokenizer
-
+    stages = Stages(options)
     try:
-        Cut.parse(options.cut)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    tokenizer = load_tokenizer()
-    prompt = tokenizer(options.prompt).input_ids
-    capacity = -(-(len(prompt) + options.tokens + 2 * options.depth + 32) // 64) * 64
-    forward = Forward(load_model(), (options.depth + 1,), capacity)
-    outcome = Outcome()
-    for name in options.vias:
-        with opened(name, options, capacity) as via:
-            texts(via, forward, tokenizer, prompt, options, outcome)
-            if options.first and name == options.vias[0]:
-                check_first(via, forward, prompt, options, outcome)
-    check(forward, prompt, options, outcome)
+        stages.next("loading SmolLM2-135M")
+        try:
+            from model import Forward, load_model, load_tokenizer
+        except ModuleNotFoundError as error:
+            how = f"scripts/setup-model.sh model, then .venv-model/bin/python {sys.argv[0]}"
+            raise ConfigError(f"there is no {error.name} here: {how}") from None
+        tokenizer = load_tokenizer()
+        prompt = tokenizer(options.prompt).input_ids
+        capacity = -(-(len(prompt) + options.tokens + 2 * options.depth + 32) // 64) * 64
+        forward = Forward(load_model(), (options.depth + 1,), capacity)
+        outcome = Outcome()
+        for name in options.vias:
+            stages.next(f"{name}: the draft process loads its model")
+            with opened(name, options, capacity) as via:
+                texts(via, forward, tokenizer, prompt, options, outcome, stages)
+                stages.next(f"{name}: done")
+                if options.first and name == options.vias[0]:
+                    check_first(via, forward, prompt, options, outcome, stages)
+        stages.next("checking what was written")
+        check(forward, prompt, options, outcome, stages)
+    finally:
+        stages.clear()
     return outcome
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--prompt", default=PROMPT, help="What the text begins with.")
+def _cut(_context: click.Context, _param: click.Parameter, text: str) -> str:
+    try:
+        Cut.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
+
+
+@click.command(cls=OneLineCommand, context_settings={"show_default": True})
+@click.option("--ask", default=QUESTION, help="What the model is asked.")
+@click.option("--prompt", help="Text that it goes on with instead, as it stands.")
 @click.option("--tokens", type=click.IntRange(1, 2000), default=200, help="Tokens to add.")
 @click.option("--depth", type=click.IntRange(1, 16), default=4, help="Drafted tokens a round.")
 @click.option("--sparse", "support", type=click.IntRange(1, 4096), metavar="K", help="Carry the top K of q instead of all of it.")
-@click.option("--draft", "cut", default="layers=28", help="What the draft is: none, layers=N, bits=N, or both with a comma.")
+@click.option("--draft", "cut", default="layers=28", callback=_cut, help="none, layers=N, bits=N, or both with a comma.")
 @click.option("--draft-temperature", type=click.FloatRange(0.05, 10), help="The draft's own, where the target's is not 0.")
 @click.option("--temperature", "temperatures", type=click.FloatRange(0, 10), multiple=True, default=(0.0, 1.0))
 @click.option("--via", "vias", type=click.Choice(VIAS), multiple=True, default=VIAS, help="How q comes.")
@@ -255,11 +300,11 @@ def run(options: Options) -> Outcome:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text and report.")
 @click.option("-v", "--verbose", count=True, help="Log what happens.")
 @command_errors
-def main(verbose: int, **given: Any) -> None:
+def main(verbose: int, ask: str, prompt: str | None, **given: Any) -> None:
     """Speculative decoding of SmolLM2-135M: draft and target in two processes, real q between them."""
     setup_logging(verbose)
     started = time.monotonic()
-    options = Options(**given)
+    options = Options(prompt=CHAT.format(ask) if prompt is None else prompt, **given)
     outcome = run(options)
     if options.as_json:
         told = {"options": asdict(options), "checks": outcome.checks, "problems": outcome.problems, "tail_us": outcome.tail_us}

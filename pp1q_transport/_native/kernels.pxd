@@ -37,7 +37,7 @@ cdef class TargetRow:
     cdef const uint8_t *q
     cdef const uint8_t *ids
     cdef size_t entries
-    cdef uint64_t all_total
+    cdef readonly uint64_t all_total
     cdef uint64_t residual_high
     cdef uint64_t residual_low
     cdef bint fixed
@@ -60,6 +60,51 @@ cdef class TargetRow:
     cpdef int residual_sparse(self, const uint8_t[::1] mem, Py_ssize_t offset, const uint8_t[::1] id_mem,
                               Py_ssize_t id_offset, Py_ssize_t entries, uint64_t total) except? -1
     cpdef int64_t pick_residual(self, uint64_t high, uint64_t low) except? -1
+
+
+cdef class ShardedRow(TargetRow):
+    cdef size_t shards
+    cdef size_t rank
+    cdef int64_t[65] ids_from  # where shards begin: in tokens, and in blocks of the tree
+    cdef uint32_t[65] blocks_from
+    cdef size_t[64] node_counts
+    cdef size_t all_nodes
+    cdef size_t words
+    cdef uint64_t *gathered  # the messages of all ranks, then their nodes without gaps
+    cdef u128[64] masses
+    cdef u128[64] wide_masses
+    cdef double[::1] nodes
+    cdef uint64_t[::1] facts
+    cdef uint64_t[::1] residual
+    cdef int64_t[::1] told
+    cdef Py_buffer[3] buffers
+    cdef bint[3] held
+    cdef const int32_t *global_ids
+    cdef int32_t *own_ids
+    cdef size_t own_ids_room
+    cdef int64_t token
+    cdef bint bound
+    cdef bint began
+    cdef bint bad
+    cdef bint settled
+    cdef readonly size_t most_nodes
+    cdef readonly uint64_t all_counts
+    cdef void _let_go(self, int which) noexcept
+    cdef Py_buffer *_hold(self, int which, object array, str name) except NULL
+    cdef int _hold_q(self, object values, object ids) except -1
+    cdef int _take(self, object answer, const void *own, size_t words) except -1
+    cdef uint64_t _noise(self, object u64) except? 0
+    cdef int _reason(self, uint64_t code) except -1
+    cdef int _shift_ids(self) except -1
+    cpdef int begin(self, object weights) except? -1
+    cpdef int fix_by(self, object answer) except? -1
+    cpdef int put_facts(self, int64_t token, object values, object ids, object u64) except? -1
+    cpdef int settle(self, object answer) except? -1
+    cpdef int verdict(self, object answer) except? -128
+    cpdef int choose(self, object answer) except? -1
+    cpdef int put_residual(self, object values, object ids, object u64) except? -1
+    cpdef int choose_residual(self, object answer) except? -128
+    cpdef int64_t token_told(self, object answer) except? -1
 
 
 cpdef int target_exponent(double total) except? -1

@@ -362,6 +362,7 @@ cpdef int64_t top_k(const double[::1] weights, Py_ssize_t k, int32_t[::1] ids) e
 
 
 include "target.pxi"
+include "shards.pxi"
 
 
 # -- random numbers, copies, clock -------------------------------------------------------------------------------------

@@ -179,6 +179,11 @@ int64_t pp1q_residual_pick(const pp1q_target *target, uint64_t total, const uint
                            const pp1q_u128 *masses, pp1q_u128 threshold);
 /* u64 * c * W < 2^64 * M * w, exactly; total and weight below 2^63. */
 int pp1q_accept(uint64_t u64, uint32_t count, uint64_t weight, uint64_t total);
+/* Which of n masses noise chooses: the first whose cumulative mass exceeds floor(u64 * sum / 2^64), and in *inside what is left of
+ * that threshold within it. -1 if there is no mass. */
+int64_t pp1q_choose(uint64_t u64, const pp1q_u128 *masses, size_t n, pp1q_u128 *inside);
+/* The count of the token `index` in q, dense (ids NULL) or sparse, 0 where q has no entry; or minus a reason. */
+int32_t pp1q_count_at(const uint8_t *q, const uint8_t *ids, size_t entries, size_t index);
 
 /* The greedy lane: of `requests` rows of `depth` drafts and `depth + 1` winners of the target (each int32, or int64 if wide)
  * the accepted prefix and the one winner after it. tokens: int64 [requests, depth + 1], -1 behind the committed ones;

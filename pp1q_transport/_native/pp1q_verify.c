@@ -244,6 +244,34 @@ int64_t pp1q_residual_pick(const pp1q_target *target, uint64_t total, const uint
     return found;
 }
 
+/* -- shards ------------------------------------------------------------------------------------------------------- */
+
+int64_t pp1q_choose(uint64_t u64, const pp1q_u128 *masses, size_t n, pp1q_u128 *inside)
+{
+    pp1q_u128 sum = 0, threshold;
+    for (size_t i = 0; i < n; i++)
+        sum += masses[i];
+    threshold = (pp1q_u128)u64 * (uint64_t)(sum >> 64) + (((pp1q_u128)u64 * (uint64_t)sum) >> 64);
+    for (size_t i = 0; i < n; i++) {
+        if (threshold < masses[i]) {
+            *inside = threshold;
+            return (int64_t)i;
+        }
+        threshold -= masses[i];
+    }
+    return -1;
+}
+
+int32_t pp1q_count_at(const uint8_t *q, const uint8_t *ids, size_t entries, size_t index)
+{
+    size_t at = ids == NULL ? index : first_entry(ids, entries, index);
+    uint32_t bits;
+    if (at >= entries || (ids != NULL && word_at(ids, at) != index))
+        return 0;
+    bits = word_at(q, at);
+    return bits == 0x80000000u ? 0 : pp1q_count_of(bits); /* -0.0 is no probability's, but it is zero */
+}
+
 /* -- the greedy lane ----------------------------------------------------------------------------------------------- */
 
 static int64_t token_at(const void *tokens, int wide, size_t index)

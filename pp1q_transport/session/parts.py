@@ -127,33 +127,29 @@ def _masses(part: Part) -> Reason | None:
     return Reason.MASS if int(part.values[0]) > MASS else None
 
 
-def _weights(part: Part) -> Reason | None:
-    return Reason.MASS if int(part.values[0]) > WEIGHT_MOST else None
-
-
 def _told(part: Part) -> Reason | None:
     token = int(part.values[0])
     return None if token == 0 or part.first_id <= token < part.end_id else Reason.ID_RANGE
 
 
-def _noise(part: Part) -> Reason | None:
-    return Reason.RANK_DISAGREE if part.rank != NOISE_OWNER and int(part.values[0]) else None
+def _noise(part: Part, noise: int) -> Reason | None:
+    return Reason.RANK_DISAGREE if part.rank != NOISE_OWNER and noise else None
 
 
-def _accept(part: Part) -> Reason | None:
-    """Noise, weight, count, code of a reason."""
-    _, weight, count, code = part.values.tolist()
+def _facts(part: Part) -> Reason | None:
+    """The rank's mass, noise; of the drafted token weight, count, code of a reason."""
+    mass, noise, weight, count, code = part.values.tolist()
     if code > len(Reason):
         return Reason.RESERVED_BITS
-    return _noise(part) or (Reason.MASS if weight > WEIGHT_MOST or count > MASS else None)
+    return _noise(part, noise) or (Reason.MASS if mass > WEIGHT_MOST or weight > mass or count > MASS else None)
 
 
 def _residual(part: Part) -> Reason | None:
     """Noise, code of a reason, counts, and the mass in two words."""
-    _, code, counts, high, _ = part.values.tolist()
+    noise, code, counts, high, _ = part.values.tolist()
     if code > len(Reason):
         return Reason.RESERVED_BITS
-    return _noise(part) or (Reason.MASS if counts > MASS or high > WEIGHT_MOST else None)
+    return _noise(part, noise) or (Reason.MASS if counts > MASS or high > WEIGHT_MOST else None)
 
 
 # -- the parts of all ranks --------------------------------------------------------------------------------------------
@@ -170,7 +166,7 @@ def _one_tells(parts: Sequence[Part]) -> Reason | None:
 
 def _one_owns(parts: Sequence[Part]) -> Reason | None:
     """Weight and count of a token are said by the rank that holds it."""
-    return Reason.RANK_DISAGREE if sum(bool(part.values[1:].any()) for part in parts) > 1 else None
+    return Reason.RANK_DISAGREE if sum(bool(part.values[2:].any()) for part in parts) > 1 else None
 
 
 def _purposes() -> dict[int, Purpose]:
@@ -187,10 +183,8 @@ def _purposes() -> dict[int, Purpose]:
         Purpose(15, "masses", gather, _U8, 1, 1, _masses),
         Purpose(16, "candidates of the support", gather, ENTRY, 0, PART_BYTES_MOST // ENTRY.itemsize, _candidates),
         Purpose(17, "token", total, _I8, 1, 1, _told, _one_tells),
-        Purpose(18, "target masses", gather, _U8, 1, 1, _weights),
-        Purpose(19, "noise, weight and count", total, _U8, 4, 4, _accept, _one_owns),
-        Purpose(20, "noise", total, _U8, 1, 1, _noise),
-        Purpose(21, "noise and residual masses", gather, _U8, 5, 5, _residual),
+        Purpose(18, "masses, noise and the drafted token", gather, _U8, 5, 5, _facts, _one_owns),
+        Purpose(19, "noise and residual masses", gather, _U8, 5, 5, _residual),
     ]
     return {purpose.code: purpose for purpose in table}
 

@@ -16,11 +16,13 @@ from .exchange import Exchange, Op, Shard, Steps, Traffic, emulate, shards_of
 from .verifying import (
     ShardTarget,
     accept_sharded,
+    bonus_sharded,
     correct_sharded,
     greedy_tokens_sharded,
     pick_sharded,
     target_sharded,
     verify_chain_sharded,
+    verify_row_sharded,
 )
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "accept_sharded",
     "allocate_sharded",
     "allocate_top_k_sharded",
+    "bonus_sharded",
     "correct_sharded",
     "draw_sharded",
     "emulate",
@@ -42,5 +45,6 @@ __all__ = [
     "shards_of",
     "target_sharded",
     "verify_chain_sharded",
+    "verify_row_sharded",
     "weights_sharded",
 ]

@@ -36,7 +36,10 @@ class Op(str, Enum):
 
 
 class Exchange(NamedTuple):
-    """One rank's part in one collective: `value` is one-dimensional; `what` names the step, the same on every rank."""
+    """One rank's part in one collective: `value` is one-dimensional; `what` names the step, the same on every rank.
+
+    `value` is the rank's own until it is resumed, and may be overwritten after that: whoever needs it longer copies it.
+    """
 
     op: Op
     what: str
@@ -151,19 +154,27 @@ class Traffic:
 
 def combine(parts: Sequence[Exchange]) -> list[Array]:
     """The answer to one collective. Raises `LocalMisuse` when ranks are not at the same step, or their arrays do not fit."""
-    first = parts[0]
-    if any((part.op, part.what) != (first.op, first.what) for part in parts):
-        raise LocalMisuse(f"ranks are at different steps: {sorted({part.what for part in parts})}")
-    values = [part.value for part in parts]
-    if any(value.ndim != 1 or value.dtype != first.value.dtype for value in values):
-        raise LocalMisuse(f"{first.what}: arrays of different kinds")
-    if first.op is Op.GATHER:
+    op, what, first = parts[0]
+    values = [first]
+    same_length = True
+    for other_op, other_what, value in parts[1:]:
+        if other_op is not op or other_what != what:
+            raise LocalMisuse(f"ranks are at different steps: {sorted({part.what for part in parts})}")
+        if value.dtype != first.dtype or value.ndim != 1:
+            raise LocalMisuse(f"{what}: arrays of different kinds")
+        same_length = same_length and len(value) == len(first)
+        values.append(value)
+    if first.ndim != 1:
+        raise LocalMisuse(f"{what}: arrays of different kinds")
+    if op is Op.GATHER:
         return [value.copy() for value in values]
-    kinds = (np.float64,) if first.op is Op.MAX else (np.int64, np.uint64)
-    if first.value.dtype not in kinds or any(len(value) != len(first.value) for value in values):
-        raise LocalMisuse(f"{first.what}: {first.op.value} of {first.value.dtype} arrays that differ or may depend on order")
-    stack = np.stack(values)
-    return [stack.max(axis=0) if first.op is Op.MAX else stack.sum(axis=0, dtype=first.value.dtype)]
+    kinds = (np.float64,) if op is Op.MAX else (np.int64, np.uint64)
+    if first.dtype not in kinds or not same_length:
+        raise LocalMisuse(f"{what}: {op.value} of {first.dtype} arrays that differ or may depend on order")
+    combined = first.copy()
+    for value in values[1:]:
+        (np.maximum if op is Op.MAX else np.add)(combined, value, out=combined)
+    return [combined]
 
 
 def emulate(ranks: Sequence[Steps[T]], traffic: Traffic | None = None) -> list[T]:

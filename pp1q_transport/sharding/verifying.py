@@ -2,15 +2,14 @@
 
 Between a rank's own target weights and its own part of q (dense range, or the entries of a sparse row that fall in it) and
 tokens to commit. The target's weights become the integers of `verify.fast` under one global exponent; after that only integers
-are exchanged. Noise is rank 0's alone and travels with what is exchanged anyway. SPEC section 6; `verify.fast` is the unsharded
-twin.
+are exchanged. What a rank sends is written by native code into arrays that a `ShardTarget` keeps: here is only the order of
+steps. Noise is rank 0's alone and travels with what is exchanged anyway. SPEC section 6; `verify.fast` is the unsharded twin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
@@ -20,9 +19,8 @@ from ..errors import InvalidQ, LocalMisuse, Reason
 from ..greedy import Winner, merge, shard_winner
 from ..rng import Domain, draw64
 from ..verify import QRow, Verdict
-from ..verify.fast import Weights, bytes_of
-from .build import chosen_shard, told_by, tree_total
-from .exchange import ENTRY, Shard, Steps, all_gather, all_sum
+from ..verify.fast import Weights
+from .exchange import ENTRY, Exchange, Op, Shard, Steps, all_gather
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,89 +28,114 @@ if TYPE_CHECKING:
     from ..verify import Draw
 
 NOISE_OWNER: Final = 0
-_U64: Final = (1 << 64) - 1
+NO_NODES: Final = Exchange(Op.GATHER, "tree nodes", np.empty(0))
+"""What a rank sends whose weights are none: every rank refuses the row then."""
 
 
-@dataclass(frozen=True, slots=True)
 class ShardTarget:
-    """One rank's part of a target's row as integers; `masses` are the sums of every shard, in order."""
+    """One rank's part of a target's row, and the messages of its steps. Keep one for each row that is verified at a time, and use
+    it again for the next: the arrays that it sends are overwritten by the next step, so an answer may not be the array itself."""
 
-    shard: Shard
-    row: kernels.TargetRow
-    masses: tuple[int, ...]
+    __slots__ = ("facts", "nodes", "residual", "row", "shard", "told")
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.row = kernels.ShardedRow(shard.rank, shard.edges)
+        nodes, told = np.zeros(self.row.most_nodes), np.zeros(1, np.int64)
+        facts, residual = np.zeros(kernels.FACT_WORDS, np.uint64), np.zeros(kernels.RESIDUAL_WORDS, np.uint64)
+        self.row.bind(nodes, facts, residual, told)
+        self.nodes = Exchange(Op.GATHER, "tree nodes", nodes)
+        self.facts = Exchange(Op.GATHER, "masses, noise and the drafted token", facts)
+        self.residual = Exchange(Op.GATHER, "noise and residual masses", residual)
+        self.told = Exchange(Op.SUM, "token", told)
+
+    @property
+    def masses(self) -> tuple[int, ...]:
+        """The sums of integer weights of every shard, in order."""
+        return self.row.shard_masses()
 
     @property
     def total(self) -> int:
         """W: the exact sum of the integer weights of all shards."""
-        return sum(self.masses)
+        return self.row.all_total
 
 
-def target_sharded(shard: Shard, weights: Weights) -> Steps[ShardTarget]:
-    """Float32 or float64 weights [shard.size] to integers, under the exponent that the whole row has. Two GATHERs.
+def target_sharded(shard: Shard, weights: Weights, into: ShardTarget | None = None) -> Steps[ShardTarget]:
+    """Contiguous float32 or float64 weights [shard.size] to integers, under the exponent that the whole row has. Two GATHERs.
 
-    Raises `LocalMisuse` on every rank alike for what `FastTarget` refuses.
+    `into` is a target of this shard to use again. Raises `LocalMisuse` on every rank alike for what `FastTarget` refuses.
     """
-    raw = bytes_of(weights, (np.float32, np.float64), "target weights")
-    if len(weights) != shard.size:
-        raise LocalMisuse(f"{len(weights)} weights do not fit a shard of {shard.size} tokens")
-    row = kernels.TargetRow()
-    row.load(raw, 0, shard.size, weights.dtype == np.float64)
-    sums = np.empty((shard.size + 31) // 32)
-    code = row.block_sums(sums) if shard.size else 0
+    target = into or ShardTarget(shard)
+    row = target.row
     try:
-        total, _ = yield from tree_total(shard, code, sums, 0.0)
-        row.fix_to(kernels.target_exponent(total))
-    except ValueError:  # InvalidQ is one; every rank comes here, for all of them judged the same numbers
-        raise LocalMisuse("target weights must be finite, not negative, and have a mass") from None
-    gathered = yield from all_gather("target masses", np.array([row.total], np.uint64))
-    return ShardTarget(shard, row, tuple(int(part[0]) for part in gathered))
+        code = row.fix_by((yield (NO_NODES if row.begin(weights) else target.nodes)))
+        if not code:
+            row.put_facts(-1, None, None, 0 if shard.rank == NOISE_OWNER else None)
+            row.settle((yield target.facts))
+    except ValueError as error:
+        raise LocalMisuse(str(error)) from None
+    if code:
+        _refuse_weights()
+    return target
 
 
-def _noise(shard: Shard, u64: int | None) -> int:
-    if (u64 is None) != (shard.rank != NOISE_OWNER) or not 0 <= (u64 or 0) <= _U64:
-        raise LocalMisuse(f"noise is rank {NOISE_OWNER}'s alone: rank {shard.rank} has {u64}")
-    return u64 or 0
+def verify_row_sharded(target: ShardTarget, weights: Weights, token: int, q: QRow, u64: int | None) -> Steps[bool]:
+    """`target_sharded` into `target` and `accept_sharded` in one: still two GATHERs."""
+    row = target.row
+    try:
+        code = row.fix_by((yield (NO_NODES if row.begin(weights) else target.nodes)))
+        if not code:
+            row.put_facts(token, q.values, q.ids, u64)
+            verdict = row.verdict((yield target.facts))
+    except ValueError as error:
+        raise LocalMisuse(str(error)) from None
+    if code:
+        _refuse_weights()
+    return _accepted(verdict, token)
 
 
 def accept_sharded(target: ShardTarget, token: int, q: QRow, u64: int | None) -> Steps[bool]:
-    """Whether `token` (a global ID) survives. `q` is this rank's part (IDs global); `u64` is None but on rank 0. One SUM."""
-    shard = target.shard
-    if not 0 <= token < shard.edges[-1]:
-        raise LocalMisuse(f"token {token} is outside the target's vocabulary of {shard.edges[-1]}")
-    facts = np.array([_noise(shard, u64), 0, 0, 0], np.uint64)
-    if shard.holds(token):
-        try:
-            count, code = q.count_of(token if q.ids is not None else token - shard.first_id), 0
-        except InvalidQ as error:  # told to all, and raised by all
-            count, code = 0, error.reason.code
-        facts[1:] = target.row.weight(token - shard.first_id), count, code
-    noise, weight, count, code = (yield from all_sum("noise, weight and count", facts)).tolist()
-    if count == 0:
-        raise InvalidQ(Reason.from_code(code) if code else Reason.ZERO_Q_TOKEN, f"token {token}")
-    return kernels.accept(noise, count, weight, target.total)
+    """Whether `token` (a global ID) survives. `q` is this rank's part (IDs global); `u64` is None but on rank 0. One GATHER."""
+    try:
+        target.row.put_facts(token, q.values, q.ids, u64)
+        verdict = target.row.verdict((yield target.facts))
+    except ValueError as error:
+        raise LocalMisuse(str(error)) from None
+    return _accepted(verdict, token)
+
+
+def _refuse_weights() -> NoReturn:
+    raise LocalMisuse("target weights must be finite, not negative, and have a mass")
+
+
+def _accepted(verdict: int, token: int) -> bool:
+    if verdict < 0:
+        raise InvalidQ(Reason.from_code(-verdict), f"token {token}")
+    return verdict == 1
 
 
 def pick_sharded(target: ShardTarget, u64: int | None) -> Steps[int]:
-    """A token from p, the bonus: the shard by its exact mass, then the token inside it. Two SUMs."""
-    noise = yield from all_sum("noise", np.array([_noise(target.shard, u64)], np.uint64))
-    threshold = (int(noise[0]) * target.total) >> 64
-    rank, before = chosen_shard(target.masses, threshold)
-    token = target.shard.first_id + target.row.pick(threshold - before) if rank == target.shard.rank else 0
-    return (yield from told_by(target.shard, rank, token))
+    """A token from p: the shard by its exact mass, then the token inside it. One GATHER, one SUM."""
+    try:
+        target.row.put_facts(-1, None, None, u64)
+        target.row.choose((yield target.facts))
+        return target.row.token_told((yield target.told))
+    except ValueError as error:
+        raise LocalMisuse(str(error)) from None
 
 
-def _residual(target: ShardTarget, q: QRow) -> int:
-    """This rank's residual against its part of q; the reason's code."""
-    values = bytes_of(q.values, (np.float32,), "q")
-    if q.ids is None:
-        if len(q.values) != target.shard.size:
-            raise LocalMisuse(f"q has {len(q.values)} entries and the shard {target.shard.size}")
-        if target.shard.size == 0:
-            return target.row.residual_sparse(values, 0, values, 0, 0, target.total)
-        return target.row.residual_dense(values, 0, target.total)
-    bytes_of(q.ids, (np.int32,), "the IDs of q")
-    own = np.ascontiguousarray(q.ids - np.int32(target.shard.first_id))
-    return target.row.residual_sparse(values, 0, own.view(np.uint8), 0, len(own), target.total)
+def bonus_sharded(target: ShardTarget, weights: Weights, u64: int | None) -> Steps[int]:
+    """`target_sharded` into `target` and `pick_sharded` in one. Two GATHERs, one SUM."""
+    row = target.row
+    try:
+        code = row.fix_by((yield (NO_NODES if row.begin(weights) else target.nodes)))
+        if not code:
+            row.put_facts(-1, None, None, u64)
+            row.choose((yield target.facts))
+            return row.token_told((yield target.told))
+    except ValueError as error:
+        raise LocalMisuse(str(error)) from None
+    _refuse_weights()
 
 
 def correct_sharded(target: ShardTarget, q: QRow, u64: int | None) -> Steps[tuple[int, bool]]:
@@ -120,28 +143,19 @@ def correct_sharded(target: ShardTarget, q: QRow, u64: int | None) -> Steps[tupl
 
     One GATHER of masses, one SUM of the token. Raises `InvalidQ` on every rank alike for a q that is none.
     """
-    code = _residual(target, q)
-    mass = target.row.residual_mass()
-    own = np.array([_noise(target.shard, u64), code, target.row.counts, mass >> 64, mass & _U64], np.uint64)
-    gathered = yield from all_gather("noise and residual masses", own)
-    rows = [part.tolist() for part in gathered]
-    for row in rows:
-        if row[1]:
-            raise InvalidQ(Reason.from_code(row[1]), "q at the rejected position")
-    counts = sum(row[2] for row in rows)
-    if counts != MASS:
-        raise InvalidQ(Reason.MASS, f"counts sum to {counts}, not {MASS}")
-    masses = tuple((row[3] << 64) | row[4] for row in rows)
-    noise = rows[NOISE_OWNER][0]
-    if not sum(masses):  # exact integers never do; p is what the rational path gives
+    row = target.row
+    try:
+        row.put_residual(q.values, q.ids, u64)
+        code = row.choose_residual((yield target.residual))
+        if not code:
+            return row.token_told((yield target.told)), True
+    except ValueError as error:
+        raise LocalMisuse(str(error)) from None
+    if code == kernels.NO_RESIDUAL:  # exact integers never come here; p is what the rational path gives
         return (yield from pick_sharded(target, u64)), False
-    threshold = (noise * sum(masses)) >> 64
-    rank, before = chosen_shard(masses, threshold)
-    token = 0
-    if rank == target.shard.rank:
-        inside = threshold - before
-        token = target.shard.first_id + target.row.pick_residual(inside >> 64, inside & _U64)
-    return (yield from told_by(target.shard, rank, token)), True
+    if code == kernels.WRONG_MASS:
+        raise InvalidQ(Reason.MASS, f"counts sum to {row.all_counts}, not {MASS}")
+    raise InvalidQ(Reason.from_code(code), "q at the rejected position")
 
 
 def verify_chain_sharded(
@@ -155,10 +169,12 @@ def verify_chain_sharded(
     first_position: int,
     *,
     draw: Draw | None = None,
+    into: ShardTarget | None = None,
 ) -> Steps[Verdict]:
     """`verify_chain_fast` over shards: `qs[i]` and `target_weights_at(i)` are this rank's parts, everything else is global.
 
-    Only rank 0 draws (its `draw` may be a guard's); the others never ask for noise.
+    Only rank 0 draws (its `draw` may be a guard's); the others never ask for noise. Two GATHERs a kept draft; two more exchanges
+    for a correction, three for the bonus. `into` is a target of this shard to use again.
     """
     if not proposal_tokens or len(proposal_tokens) != len(qs):
         raise LocalMisuse(f"{len(proposal_tokens)} tokens with {len(qs)} rows of q")
@@ -166,17 +182,16 @@ def verify_chain_sharded(
     def noise_of(domain: Domain, position: int) -> int | None:
         return (draw or draw64)(seed, domain, generation, round, position) if shard.rank == NOISE_OWNER else None
 
+    target = into or ShardTarget(shard)
     for index, (token, q) in enumerate(zip(proposal_tokens, qs, strict=True)):
-        target = yield from target_sharded(shard, target_weights_at(index))
         position = first_position + index
-        if (yield from accept_sharded(target, token, q, noise_of(Domain.ACCEPT, position))):
+        if (yield from verify_row_sharded(target, target_weights_at(index), token, q, noise_of(Domain.ACCEPT, position))):
             continue
         correction, from_residual = yield from correct_sharded(target, q, noise_of(Domain.CORRECTION, position))
         return Verdict(index, [*proposal_tokens[:index], correction], no_residual=int(not from_residual))
     depth = len(proposal_tokens)
-    target = yield from target_sharded(shard, target_weights_at(depth))
-    bonus = yield from pick_sharded(target, noise_of(Domain.CORRECTION, first_position + depth))
-    return Verdict(depth, [*proposal_tokens, bonus])
+    noise = noise_of(Domain.CORRECTION, first_position + depth)
+    return Verdict(depth, [*proposal_tokens, (yield from bonus_sharded(target, target_weights_at(depth), noise))])
 
 
 def greedy_tokens_sharded(

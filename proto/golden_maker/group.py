@@ -28,7 +28,7 @@ G64 = Session(
 )  # fmt: skip
 STATE = {"state_low": 0xD1D2D3D4D5D6D7D8, "state_high": 0xE1E2E3E4E5E6E7E8}
 PLACE = {"slot": 0, "slot_generation": 7}
-WINNERS, SCORE, ACCEPT = 1, 2, 19
+WINNERS, SCORE, ACCEPT = 1, 2, 18
 MINUS_INF = float("-inf")
 
 
@@ -97,9 +97,9 @@ def valid() -> list[Vector]:
          winners=[[str(value), token] for value, token in theirs])  # fmt: skip
     tell("exchange_score", part(1, SCORE, 1, struct.pack("<d", 7.5)), "part_heard", "The largest logit of rank 1's range.",
          opened, values=["7.5"])  # fmt: skip
-    accept = (0, 3 << 40, 11, 0)
-    tell("exchange_accept", part(1, ACCEPT, 4, struct.pack("<4Q", *accept)), "part_heard",
-         "Rank 1 holds the token: its integer weight and its count; the noise is rank 0's.", opened,
+    accept = (1 << 50, 0, 3 << 40, 11, 0)
+    tell("exchange_accept", part(1, ACCEPT, 5, struct.pack("<5Q", *accept)), "part_heard",
+         "Rank 1's mass, and of the token, which it holds, integer weight and count; the noise is rank 0's.", opened,
          values=list(accept))  # fmt: skip
     return out
 
@@ -133,9 +133,9 @@ def exchanges(of: Faults) -> None:
            replace(score, payload=struct.pack("<d", float("nan"))))  # fmt: skip
     accept = of.frame("exchange_accept")
     of.add("exchange_noise", "rank_disagree", link, "Noise, which is rank 0's alone.", "exchange_accept",
-           replace(accept, payload=struct.pack("<4Q", 1, 3 << 40, 11, 0)))  # fmt: skip
+           replace(accept, payload=struct.pack("<5Q", 1 << 50, 1, 3 << 40, 11, 0)))  # fmt: skip
     of.add("exchange_heavy", "mass", link, "A count beyond 2^24.", "exchange_accept",
-           replace(accept, payload=struct.pack("<4Q", 0, 3 << 40, enc.MASS + 1, 0)))  # fmt: skip
+           replace(accept, payload=struct.pack("<5Q", 1 << 50, 0, 3 << 40, enc.MASS + 1, 0)))  # fmt: skip
     of.add("exchange_late", "generation_stale", "frame", "An epoch that is over: dropped.", base, epoch=0)
     told = "exchange_told"
     of.add("told_unasked", "rank_disagree", link, "Complete without the member's own part.", told, before=of.valid[base].before)

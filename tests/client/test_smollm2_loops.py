@@ -5,8 +5,10 @@ The model itself needs torch: `test_demo_model.py`.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -215,3 +217,35 @@ def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.delenv("NO_COLOR")
     Stream(Letters()).add([*b"a"], 1)
     assert capsys.readouterr().out == "a\x1b[32ma\x1b[0m"
+
+
+RUN = Path(__file__).parents[2] / "examples" / "smollm2" / "run.py"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    (
+        (("--draft", "layers=99"), "layers are 1..30"),
+        (("--draft", "halved"), "a draft is none"),
+        (("--draft", "bits=x"), "a draft is none"),
+        (("--draft", "bits=5,bits=6"), "a draft is none"),
+        (("--tokens", "0"), "Invalid value"),
+        (("--via", "pigeon"), "Invalid value"),
+    ),
+)
+def test_a_wrong_option_is_one_line_before_anything_is_loaded(arguments: tuple[str, ...], text: str) -> None:
+    done = subprocess.run([sys.executable, str(RUN), *arguments], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed here: nothing is missing")
+def test_without_torch_it_says_what_to_do() -> None:
+    done = subprocess.run([sys.executable, str(RUN)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pp1q: there is no torch here: scripts/setup-model.sh model")
+    assert done.stderr.count("\n") == 1

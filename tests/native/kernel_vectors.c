@@ -20,7 +20,7 @@
 #define KERNELS(X)                                                                                                   \
     X(hash64) X(hash128) X(prefix) X(dense) X(cursor) X(sparse) X(draw_counts) X(draw_q) X(counts_to_q)              \
     X(q_to_counts) X(allocate) X(inconsistent) X(tree) X(top_k) X(philox) X(draw_words) X(target) X(residual)        \
-    X(accept) X(commit)
+    X(accept) X(choose) X(count) X(commit)
 
 struct record {
     uint64_t params[16];
@@ -289,6 +289,32 @@ static int run_residual(const struct record *r)
 static int run_accept(const struct record *r)
 {
     return pp1q_accept(r->params[0], (uint32_t)r->params[1], r->params[2], r->params[3]) == (int)r->params[4];
+}
+
+/* params: noise, index, what is left inside (high, low); blob: masses, low word first */
+static int run_choose(const struct record *r)
+{
+    size_t n = r->bytes[0] / 16;
+    pp1q_u128 *masses = obtain(r->bytes[0]), inside = 0;
+    int good;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t words[2];
+        memcpy(words, r->blob[0] + 16 * i, 16);
+        masses[i] = (pp1q_u128)words[1] << 64 | words[0];
+    }
+    good = pp1q_choose(r->params[0], masses, n, &inside) == (int64_t)r->params[1] &&
+           inside == ((pp1q_u128)r->params[2] << 64 | r->params[3]);
+    free(masses);
+    return good;
+}
+
+/* params: sparse, token, count or minus a reason; blobs: values, IDs */
+static int run_count(const struct record *r)
+{
+    uint8_t *whole, *q = misplaced(r, 0, &whole);
+    int32_t found = pp1q_count_at(q, r->params[0] ? r->blob[1] : NULL, r->bytes[0] / 4, r->params[1]);
+    free(whole);
+    return found == (int32_t)(int64_t)r->params[2];
 }
 
 /* params: wide drafts, wide winners, depth, vocabulary, result, accepted, up to 8 tokens; blobs: drafts, winners */

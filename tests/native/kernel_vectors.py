@@ -10,12 +10,13 @@ from pathlib import Path
 
 import kernel_cases as cases
 
-from pp1q_transport._native import oracle, verify_oracle
+from pp1q_transport._native import oracle, shards_oracle, verify_oracle
 from pp1q_transport.errors import Reason
 
 KERNELS = (
     "hash64", "hash128", "prefix", "dense", "cursor", "sparse", "draw_counts", "draw_q", "counts_to_q",
-    "q_to_counts", "allocate", "inconsistent", "tree", "top_k", "philox", "draw_words", "target", "residual", "accept", "commit",
+    "q_to_counts", "allocate", "inconsistent", "tree", "top_k", "philox", "draw_words", "target", "residual", "accept",
+    "choose", "count", "commit",
 )  # fmt: skip
 U64 = (1 << 64) - 1
 SEEDS = (0, 1, U64, 0x9E3779B97F4A7C15)
@@ -210,6 +211,35 @@ def judging_records(rng: random.Random) -> Iterator[bytes]:
         yield record("commit", params, *packed)
 
 
+def shard_records(rng: random.Random) -> Iterator[bytes]:
+    for n in (1, 2, 4, 8, 9):
+        for _ in range(40):
+            masses = [rng.randrange(rng.choice((1, 3, 1 << 40, 1 << 77))) for _ in range(n)]
+            total = sum(masses)
+            edges = [-(-(sum(masses[:i]) << 64) // total) for i in range(n)] if total else [0]
+            for u64 in {0, U64, rng.getrandbits(64), *(edge + d for edge in edges for d in (-1, 0) if 0 <= edge + d <= U64)}:
+                chosen, inside = shards_oracle.choose(u64, masses)
+                blob = b"".join(struct.pack("<QQ", mass & U64, mass >> 64) for mass in masses)
+                yield record("choose", [u64, chosen, inside >> 64, inside & U64], blob)
+    raws = [struct.pack("<I", bits) for bits in (0, 0x80000000, 1, 0x33800000, 0x3F800000, 0x3F800001, 0x7F800000, 0xBF000000)]
+    values = [struct.unpack("<f", raw)[0] for raw in raws]
+    ids = sorted(rng.sample(range(100), len(values)))
+    for given in (None, ids):
+        for token in range(102 if given else len(values) + 2):
+            count = shards_oracle.count_at(values, given, token)
+            if count is None:
+                count = -_reason_of(raws[token if given is None else ids.index(token)])
+            yield record("count", [given is not None, token, count], b"".join(raws), i32s(ids))
+
+
+def _reason_of(raw: bytes) -> int:
+    try:
+        oracle.count_of(raw)
+    except oracle.Failure as failure:
+        return failure.code
+    raise AssertionError("a count after all")
+
+
 def write(path: Path) -> dict[str, int]:
     """Writes the file; returns how many records each kernel got."""
     rng = random.Random(99)
@@ -222,6 +252,7 @@ def write(path: Path) -> dict[str, int]:
         *random_records(rng),
         *target_records(rng),
         *judging_records(rng),
+        *shard_records(rng),
     ]
     path.write_bytes(b"PP1QVEC1" + struct.pack("<Q", len(records)) + b"".join(records))
     counts = dict.fromkeys(KERNELS, 0)

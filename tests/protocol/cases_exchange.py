@@ -323,7 +323,8 @@ def _masses(world: GroupWorld, rank: int) -> Part:
 
 
 def _accept(world: GroupWorld, rank: int) -> Part:
-    return x.part(world, rank, "noise, weight and count", [0 if rank else 9, 0, 0, 0] if rank != 1 else [0, 7, 3, 0])
+    own = [7, 3, 0] if rank == 1 else [0, 0, 0]
+    return x.part(world, rank, "masses, noise and the drafted token", [1 << 50, 0 if rank else 9, *own])
 
 
 def _token(world: GroupWorld, rank: int) -> Part:
@@ -349,10 +350,6 @@ def _candidates(world: GroupWorld, rank: int) -> Part:
 
 def _ties(world: GroupWorld, rank: int) -> Part:
     return x.part(world, rank, "ties", [2])
-
-
-def _weights(world: GroupWorld, rank: int) -> Part:
-    return x.part(world, rank, "target masses", [1 << 50])
 
 
 def every_purpose_has_a_case(world: GroupWorld) -> None:
@@ -446,19 +443,19 @@ VALUES: Final = (
     _at_rank_0("7.068", "a shard of more than all mass", R.MASS, _says(x.word(0, (1 << 24) + 1), _masses)),
     _at_rank_0("7.069", "negative ties", R.NEGATIVE, _says(x.word(0, -1), _ties)),
     _at_rank_0("7.070", "more ties than tickets", R.MASS, _says(x.word(0, 1 << 40), _ties)),
-    _at_rank_0("7.071", "target weights beyond any", R.MASS, _says(x.word(0, 1 << 60), _weights)),
+    _at_rank_0("7.071", "target weights beyond any", R.MASS, _says(x.word(0, 1 << 60), _accept)),
     _at_rank_0("7.072", "candidates out of order", R.ID_ORDER,
                _says(both(x.entry(0, token=34), x.entry(1, token=33)), _candidates)),
     _at_rank_0("7.073", "a candidate twice", R.ID_DUPLICATE, _says(x.entry(1, token=32), _candidates)),
     _at_rank_0("7.074", "a candidate of another rank", R.ID_RANGE, _says(x.entry(0, token=3), _candidates)),
     _at_rank_0("7.075", "a candidate without end", R.NONFINITE, _says(x.entry(0, value=INF), _candidates)),
     _at_rank_0("7.076", "a negative candidate", R.NEGATIVE, _says(x.entry(0, value=-1.0), _candidates)),
-    _at_rank_0("7.077", "noise that is not rank 0's", R.RANK_DISAGREE, _says(x.word(0, 1), _accept)),
-    _at_rank_0("7.078", "a count beyond 2^24", R.MASS, _says(x.word(2, (1 << 24) + 1), _accept)),
-    _at_rank_0("7.079", "a reason there is not, in an exchange", R.RESERVED_BITS, _says(x.word(3, 999), _accept)),
+    _at_rank_0("7.077", "noise that is not rank 0's", R.RANK_DISAGREE, _says(x.word(1, 1), _accept)),
+    _at_rank_0("7.078", "a count beyond 2^24", R.MASS, _says(x.word(3, (1 << 24) + 1), _accept)),
+    _at_rank_0("7.079", "a reason there is not, in an exchange", R.RESERVED_BITS, _says(x.word(4, 999), _accept)),
     _at_rank_0("7.080", "two ranks that hold one token", R.RANK_DISAGREE,
-               _last_says(x.word(1, 5), lambda w, r: x.part(w, r, "noise, weight and count", [0, int(r == 0), 1, 0]
-                                                            if r == 0 else [0, 0, 0, 0]))),
+               _last_says(x.word(2, 5), lambda w, r: x.part(w, r, "masses, noise and the drafted token",
+                                                            [9, 0, int(r == 0), int(r == 0), 0]))),
     _at_rank_0("7.081", "a token of another rank's range told", R.ID_RANGE, _says(x.word(0, 3), _token)),
     _at_rank_0("7.082", "two ranks that tell a token", R.RANK_DISAGREE, _last_says(x.word(0, 40), _token)),
     _at_rank_0("7.083", "residual noise that is not rank 0's", R.RANK_DISAGREE, _says(x.word(0, 1), _residual)),
@@ -486,7 +483,7 @@ TOLD: Final = (
     _at_member("7.106", "told a purpose there is not", R.SEMANTIC_MISMATCH, _told(fields(purpose=99))),
     _at_member("7.107", "told more than a part may say", R.LENGTH_BOUNDS, _told(x.rows(34), rank=0)),
     _at_member("7.109", "told a part that claims a megabyte", R.LENGTH_BOUNDS, _told(claimed(1 << 20), rank=0)),
-    _at_member("7.108", "told noise that is not rank 0's", R.RANK_DISAGREE, _told(x.word(0, 1), _accept, rank=2)),
+    _at_member("7.108", "told noise that is not rank 0's", R.RANK_DISAGREE, _told(x.word(1, 1), _accept, rank=2)),
 )  # fmt: skip
 
 CASES: Final[tuple[Case, ...]] = (*WHOLE, *HEADERS, *PLACES, *VALUES, *TOLD)

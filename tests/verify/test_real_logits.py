@@ -175,8 +175,8 @@ def check_verdicts(s: Setting, tokens: list[int]) -> None:
             assert s.integers[residual.pick(u64)] > 0
 
 
-def check_shards(s: Setting, shards: tuple[Shard, ...]) -> None:
-    """The verdict of four shards."""
+def check_shards(s: Setting, shards: tuple[Shard, ...], token: int) -> None:
+    """The verdicts of four shards: on a token drawn from q, at its threshold +-1, and the correction."""
     targets = on_all([sharding.target_sharded(shard, s.weights[shard.first_id : shard.end_id].copy()) for shard in shards])
     assert {target.total for target in targets} == {s.target.total}
     rows = []
@@ -186,6 +186,12 @@ def check_shards(s: Setting, shards: tuple[Shard, ...]) -> None:
         else:
             inside = (s.q.ids >= shard.first_id) & (s.q.ids < shard.end_id)
             rows.append(QRow(s.q.values[inside], s.q.ids[inside]))
+    kept = wide.acceptance_threshold(int(s.counts[token]), int(s.integers[token]), s.target.total)
+    for u64 in {kept - 1, kept, kept + 1}:
+        if 0 <= u64 < END:
+            noise = (u64, *[None] * (len(shards) - 1))
+            verdicts = [sharding.accept_sharded(t, token, q, u) for t, q, u in zip(targets, rows, noise, strict=True)]
+            assert on_all(verdicts) == [u64 < kept] * len(shards)
     if s.target.residual_mass(s.q):
         u64 = END // 3
         noise = (u64, *[None] * (len(shards) - 1))
@@ -206,7 +212,10 @@ def check_sharded_q(logits: NDArray[np.float32], shards: tuple[Shard, ...]) -> N
         for k in SUPPORTS:
             if k is None:
                 built = on_all([sharding.allocate_sharded(s, part) for s, part in zip(shards, parts, strict=True)])
-                assert np.concatenate([row.counts for row in built]).tobytes() == dyadic.allocate(draft).tobytes()
+                counts = dyadic.allocate(draft)
+                assert np.concatenate([row.counts for row in built]).tobytes() == counts.tobytes()
+                drawn = on_all([sharding.draw_sharded(row, MASS // 2) for row in built])
+                assert drawn == [dyadic.draw(counts, MASS // 2)] * len(shards)
                 continue
             built = on_all([sharding.allocate_top_k_sharded(s, part, k) for s, part in zip(shards, parts, strict=True)])
             ids, counts = dyadic.allocate_top_k(draft, k)
@@ -233,8 +242,9 @@ def check_rows(rows: NDArray[np.float32]) -> list[float]:
         everything = settings_of(rows[index], rows[(index + 1) % len(rows)])
         moved.append(check_rounding(everything[0].weights, everything[0].target, everything[0].integers))
         for setting in everything:
-            check_verdicts(setting, check_q(setting))
-            check_shards(setting, shards)
+            tokens = check_q(setting)
+            check_verdicts(setting, tokens)
+            check_shards(setting, shards, tokens[1])
         check_sharded_q(rows[index], shards)
     return moved
 
