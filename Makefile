@@ -59,7 +59,7 @@ check-kaitai: .venv/.test-tools  ## the second decoder: pp1q_v2.ksy compiled, ag
 fuzz: .venv/.test-tools  ## every decoder and the C kernels under a fuzzer, FUZZ_S seconds each (six)
 	scripts/check-fuzz.sh
 
-mutants: .venv/.test-tools  ## deliberate bugs, one at a time: the tests must notice each (minutes)
+mutants: .venv/.test-tools  ## deliberate bugs, one at a time: the tests must notice each
 	$(BIN)/python scripts/mutants.py
 
 check-units: .venv/.installed  ## the real daemons under the real systemd units, in a container (root)
@@ -81,8 +81,9 @@ test: test-fast test-pure  ## everything, slow lanes last
 	scripts/check-dissector.sh
 	scripts/check-kaitai.sh
 	scripts/check-fuzz.sh
+	$(BIN)/python scripts/mutants.py
 	scripts/check-wheel.sh
-	$(BIN)/python tests/rdma/vm/run.py --lane sessions --lane isolation --lane "mutant: in place"
+	$(BIN)/python tests/rdma/vm/run.py
 	$(BIN)/python scripts/soak.py --seconds 180
 
 bench: .venv/.test-tools  ## kernels against their floors, verification, then the link against plain sockets

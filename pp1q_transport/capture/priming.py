@@ -12,9 +12,11 @@ from ..counters import Counters
 from ..errors import LocalMisuse, PeerFault
 from ..session.agreed import terms_of
 from ..session.hello import Hello, Role, parse_hello
+from ..session.landing import LandingSession
 from ..session.negotiate import Agreement
 from ..session.receiver import ReceiverSession
 from ..session.requests import RequestTable
+from ..session.shards import range_of
 from ..session.slots import LIVE, STATE_NAMES, Slot, SlotTable
 from ..session.terms import SessionTerms
 from .pcapng import CaptureError
@@ -49,10 +51,12 @@ class State:
         self.slots = _list(body, "slots")
         self.counted = parse_counted(body)
         self.account = whole(body, "account", 31)
+        self.group = _group(body)
+        """The rank's group as it stood: of its links, and of its link to the leader. None at a leader, and in a group of one."""
 
     @property
     def replayable(self) -> bool:
-        """Whether rows go from a leader to a receiver here: the links within a group of ranks or a draft have no replay."""
+        """Whether rows go from a leader to a receiver here."""
         return {self.side, self.peer} == {Role.LEADER, Role.RECEIVER}
 
 
@@ -62,6 +66,15 @@ def terms_in(state: State) -> SessionTerms:
         return terms_of(state.agreement)
     except LocalMisuse as error:
         raise CaptureError(f"a state whose terms can't be: {error}") from None
+
+
+def own_terms(terms: SessionTerms, mode: str, size: int, rank: int) -> SessionTerms:
+    """The terms of a rank's link to the leader, by those of its link to rank 0: for the sizes of its slots."""
+    first_id, end_id = range_of(mode, terms.vocab_size, size, rank)
+    return SessionTerms(
+        terms.session, 0, 0, terms.vocab_size, terms.depth, terms.support, terms.max_slots, terms.dense, terms.sparse,
+        first_id=first_id, end_id=end_id,
+    )  # fmt: skip
 
 
 def fresh_receiver(state: State, counters: Counters, now_ns: int, taken: int = 0) -> ReceiverSession:
@@ -77,12 +90,17 @@ def fresh_receiver(state: State, counters: Counters, now_ns: int, taken: int = 0
         raise CaptureError(f"slots of {taken + geometry.total_bytes} bytes; a replay takes {MEMORY_MOST} at most")
     table = SlotTable(geometry)
     session = ReceiverSession(terms, table, memoryview(bytearray(geometry.total_bytes)), RequestTable(), counters)
-    for kept in state.slots:
-        _prime(session, terms, kept, now_ns, seen=state.side is Role.RECEIVER)
+    prime_slots(session, state, now_ns)
     return session
 
 
-def _prime(session: ReceiverSession, terms: SessionTerms, kept: object, now_ns: int, seen: bool) -> None:
+def prime_slots(session: LandingSession, state: State, now_ns: int) -> None:
+    """Brings the slots of a session to where the live ones stood. Raises `CaptureError`."""
+    for kept in state.slots:
+        _prime(session, session.terms, kept, now_ns, seen=state.side is not Role.LEADER)
+
+
+def _prime(session: LandingSession, terms: SessionTerms, kept: object, now_ns: int, seen: bool) -> None:
     if not isinstance(kept, dict):
         raise CaptureError("a slot that is no JSON object")
     index = whole(kept, "index", 16)
@@ -106,8 +124,17 @@ def _prime(session: ReceiverSession, terms: SessionTerms, kept: object, now_ns: 
     if type(left_ns) is not int or abs(left_ns) >= 1 << 62:
         raise CaptureError(f"slot {index} with a budget that can't be")
     slot.deadline_ns = now_ns + left_ns
-    if live:
+    if live and "meta" in kept:
+        meta = bytearray(8 * slot.depth)
+        _fill(meta, kept, "meta")
+        memoryview(session.memory)[slot.meta_at : slot.meta_at + len(meta)] = meta
+    if live and _has_budget(session):
         session.watchdog.arm(index, slot.deadline_ns)
+
+
+def _has_budget(session: LandingSession) -> bool:
+    """Whether budgets run at this rank: rank 0's alone decide."""
+    return session.table.rank == 0
 
 
 def grant(session: ReceiverSession, slot: Slot, deadline_ns: int) -> None:
@@ -146,6 +173,13 @@ def _hello(said: object) -> Hello:
         return parse_hello({**said, "link_nonce": bytes.fromhex(said.get("link_nonce", ""))})
     except (PeerFault, ValueError, TypeError) as error:
         raise CaptureError(f"a state whose HELLO can't be: {str(error)[:200]}") from None
+
+
+def _group(body: dict[str, object]) -> dict[str, Any] | None:
+    found = body.get("group")
+    if found is not None and not isinstance(found, dict):
+        raise CaptureError("the state of a group that is no JSON object")
+    return found
 
 
 def _list(body: dict[str, object], name: str) -> list[object]:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 from .._native.kernels import monotonic_ns
 from ..errors import ConfigError
 from ..logs import named_logger
+from ..session.draft_peer import DraftPeerSession
+from ..session.hub import HubSession
 from ..session.landing import LandingSession
 from . import pcapng, records
 from .redaction import Redactor
 from .snapshot import counted, ready_of, session_state
-from .taps import InTap, QueueTap, WireTap
+from .taps import HubTap, InTap, QueueTap, WireTap, WordTap
 
 if TYPE_CHECKING:
     from ..counters import Counters
@@ -192,9 +194,7 @@ class Capture:
 class Tap:
     """The ear at one session's link (see `taps.Ear`)."""
 
-    def __init__(
-        self, capture: Capture, agreement: Agreement, session: SessionMachine, counters: Counters, account: int
-    ) -> None:
+    def __init__(self, capture: Capture, agreement: Agreement, session: SessionMachine, counters: Counters, account: int) -> None:
         self.name = f"{agreement.ours.role.value} {agreement.session:016x}"
         self._capture = capture
         self._agreement = agreement
@@ -218,8 +218,13 @@ class Tap:
         sends rows another one takes its place."""
         if not isinstance(self._session, LandingSession):
             assert owner.outbox.empty()
-            owner.outbox = WireTap(self)
+            owner.outbox = self._out_tap()
         return owner.outbox
+
+    def _out_tap(self) -> Outbox:
+        if isinstance(self._session, HubSession):
+            return HubTap(self, self._session)
+        return WordTap(self) if isinstance(self._session, DraftPeerSession) else WireTap(self)
 
     def incoming(self, link: StreamLink) -> None:
         """Takes the place of the link's assembler."""

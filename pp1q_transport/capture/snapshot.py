@@ -12,6 +12,7 @@ from ..session import hello as hello_fields
 from ..session import slots as st
 from ..session.landing import LandingSession
 from ..session.leader import DRAFTING, LeaderSession
+from .group_state import group_state
 
 if TYPE_CHECKING:
     from ..counters import Counters
@@ -42,6 +43,7 @@ def session_state(agreement: Agreement, session: SessionMachine, now_ns: int, re
             [request.request, 0 if redact else request.seed, request.generation] for request in session.requests.requests.values()
         ],
         "slots": _slots(session, now_ns, redact),
+        "group": None if redact else group_state(session),
     }
 
 
@@ -61,7 +63,7 @@ def _hello(hello: Hello) -> dict[str, object]:
 
 def _slots(session: SessionMachine, now_ns: int, redact: bool) -> list[dict[str, object]]:
     if isinstance(session, LandingSession):
-        return [_slot(slot, now_ns, redact) for slot in session.table.slots if slot.generation]
+        return [_slot(session, slot, now_ns, redact) for slot in session.table.slots if slot.generation]
     if isinstance(session, LeaderSession):  # it sees no slot: what it may still answer into
         return [
             {"index": grant.slot, "generation": grant.generation, "open": grant.state == DRAFTING}
@@ -71,12 +73,13 @@ def _slots(session: SessionMachine, now_ns: int, redact: bool) -> list[dict[str,
     return []
 
 
-def _slot(slot: Slot, now_ns: int, redact: bool) -> dict[str, object]:
+def _slot(session: LandingSession, slot: Slot, now_ns: int, redact: bool) -> dict[str, object]:
     kept: dict[str, object] = {name: getattr(slot, name) for name in NUMBERS}
     kept |= {"decided": slot.decided, "fenced": slot.fenced, "open": slot.state in st.LIVE}
     kept["budget_left_ns"] = slot.deadline_ns - now_ns
     if redact:
         kept |= {"seed": 0, "context": 0}
     else:
-        kept |= {"digests": bytes(slot.digests).hex(), "masses": bytes(slot.masses).hex()}
+        meta = bytes(memoryview(session.memory)[slot.meta_at : slot.meta_at + 8 * slot.depth])
+        kept |= {"digests": bytes(slot.digests).hex(), "masses": bytes(slot.masses).hex(), "meta": meta.hex()}
     return kept

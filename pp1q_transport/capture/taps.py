@@ -6,7 +6,7 @@ nothing of this module is loaded. What it sees goes to `recorder`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from .. import wire
 from .._native.kernels import monotonic_ns
@@ -16,14 +16,18 @@ from ..session.outbox import Outbox
 
 if TYPE_CHECKING:
     from ..memory import ReadMemory
+    from ..session.hub import HubSession
     from ..wire import Header
+
+_KIND_AT: Final = 5
+_WITH_ROWS: Final = frozenset({wire.REPLY, wire.COMPLETION})
 
 
 class Ear(Protocol):
     """Who hears what a tap sees. Times are monotonic ns."""
 
     def before(self) -> None:
-        """Nothing of the session is under way: a moment to begin another file."""
+        """Nothing of any session is under way, as there is while one queues a frame: a moment to begin another file."""
 
     def came_in(self, frame: bytes, began_ns: int, now_ns: int, cut: bool) -> None:
         """A frame is whole, or (`cut`) will never be; its header was whole at `began_ns`."""
@@ -116,7 +120,6 @@ class QueueTap(Outbox):
         header.encode(head, 0)
         payload = b"" if memory is None else bytes(memoryview(memory)[offset : offset + length])
         began_ns = self._table.slots[header.slot].enqueued_ns if header.kind == wire.STEP else now_ns
-        self._ear.before()
         self._ear.went_out(bytes(head) + payload, began_ns, now_ns)
 
 
@@ -138,5 +141,47 @@ class WireTap(Outbox):
             now_ns = monotonic_ns()
             self._ear.before()
             for frame, _began_ns in self._cutter.feed(data, now_ns):
-                self._ear.went_out(frame, now_ns, now_ns)
+                self.taken(frame, now_ns)
         Outbox.sent(self, count)
+
+    def taken(self, frame: bytes, now_ns: int) -> None:
+        """The link took a whole frame."""
+        self._ear.went_out(frame, now_ns, now_ns)
+
+
+class WordTap(WireTap):
+    """A `WireTap` at an end that sends rows and has its own word on proposals too: that word is told of when it is said, since
+    the order of what was decided is what a replay needs; rows, and the COMPLETION behind them, when the link took them."""
+
+    def frame(self, header: Header, memory: ReadMemory | None, offset: int, length: int, key: int) -> None:
+        """See `Outbox.frame`."""
+        Outbox.frame(self, header, memory, offset, length, key)
+        if header.kind in _WITH_ROWS:
+            return
+        now_ns = monotonic_ns()
+        head = bytearray(wire.HEADER_BYTES)
+        header.encode(head, 0)
+        payload = b"" if memory is None else bytes(memoryview(memory)[offset : offset + length])
+        self._ear.went_out(bytes(head) + payload, self.since(header, now_ns), now_ns)
+
+    def since(self, header: Header, now_ns: int) -> int:
+        """When what the frame says began."""
+        return now_ns
+
+    def taken(self, frame: bytes, now_ns: int) -> None:
+        """See `WireTap.taken`."""
+        if frame[_KIND_AT] in _WITH_ROWS:
+            WireTap.taken(self, frame, now_ns)
+
+
+class HubTap(WordTap):
+    """That of rank 0's end of a group link."""
+
+    def __init__(self, ear: Ear, session: HubSession) -> None:
+        WordTap.__init__(self, ear)
+        self._session = session
+
+    def since(self, header: Header, now_ns: int) -> int:
+        """See `WordTap.since`: a budget runs from the grant."""
+        table = self._session.group.table
+        return table.slots[header.slot].enqueued_ns if header.kind == wire.GRANT and table is not None else now_ns

@@ -14,9 +14,9 @@ from ..counters import Counters
 from ..errors import Reason
 from ..session import slots as st
 from . import byspec, mutation, priming
+from .link_replay import Feed
 from .mutation import Mutator
 from .oracle import Oracle
-from .replay import Feed
 
 if TYPE_CHECKING:
     from ..session.slots import Slot
@@ -151,9 +151,7 @@ class Trials:
             at += size
         return 0
 
-    def _compare(
-        self, bench: _Bench, group: list[Answered], slots: list[Slot], allowed: dict[int, Proposal], how: str
-    ) -> None:
+    def _compare(self, bench: _Bench, group: list[Answered], slots: list[Slot], allowed: dict[int, Proposal], how: str) -> None:
         tally = self.tally
         wrong = []
         for one, slot in zip(group, slots, strict=True):

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ._common import StageLine, command_errors, setup_logging
 
 if TYPE_CHECKING:
-    from ..capture.replay import Outcome
+    from ..capture.link_replay import Outcome
     from ..capture.trial import Tally
 
 KINDS: Final = ("flip", "truncate", "swap", "duplicate", "stale", "reorder", "field", "all")
@@ -104,7 +104,7 @@ def _report(outcome: Outcome) -> str:
         f"proposals: {outcome.ready} ready, {outcome.discarded} discarded",
         *_table("refused", outcome.reasons),
         *_table("discarded", outcome.discards),
-        *(f"not replayed: {number} sessions of a {name}" for name, number in outcome.skipped.items()),
+        *(f"not replayed: {number} x {name}" for name, number in outcome.skipped.items()),
     ]
     if outcome.torn:
         lines.append("the file ends in the middle of a record")

@@ -200,6 +200,11 @@ class Coordinator:
         """Whether rank 0's own committed state is asked for (`agreed(0, ...)`)."""
         return self.phase is Phase.ASKING and 0 not in self._digests
 
+    @property
+    def answers(self) -> dict[int, tuple[Digest, int]]:
+        """(committed state, floor) of the ranks that have answered in this epoch."""
+        return {rank: (digest, self._floors[rank]) for rank, digest in self._digests.items()}
+
     # ---- epochs -------------------------------------------------------------------------------------------------
 
     def member_up(self, rank: int) -> list[Action]:

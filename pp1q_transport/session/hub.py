@@ -78,6 +78,11 @@ class RankGroup:
         self._claims: dict[int, Claims] = {}  # by slot: what the ranks say of the rows they judged
         self._commitable: dict[int, tuple[int, int]] = {}  # request -> (round, epoch) of its latest READY proposal
 
+    @property
+    def claims(self) -> dict[int, Claims]:
+        """By slot: what the ranks say of the rows they judged, as it stands."""
+        return self._claims
+
     # ---- what the owner asks ------------------------------------------------------------------------------------
 
     @property

@@ -71,6 +71,11 @@ class OwnLinkSession(ReceiverSession):
             self.opened = set()
         joint.leader = self
 
+    @property
+    def asked(self) -> dict[int, int]:
+        """By slot: the generation whose rows the leader was asked for, as it stands."""
+        return self._asked
+
     # ---- what the owner asks for --------------------------------------------------------------------------------
 
     def step_granted(
@@ -202,6 +207,11 @@ class OwnMemberSession(MemberSession):
         self._tokens = bytearray(4 * terms.depth)
         self.decision_bytes = len(self._tokens) if joint.mode == REQUEST_OWNER else 0
         joint.group = self
+
+    @property
+    def owners(self) -> dict[int, int]:
+        """By slot: the rank that its grant named, as it stands."""
+        return self._owners
 
     # ---- what the owner and the leader link ask for -------------------------------------------------------------
 

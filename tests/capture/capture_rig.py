@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pp1q_transport.capture.link_replay import Outcome
 from pp1q_transport.capture.reading import Record, Recording
 from pp1q_transport.capture.recorder import Capture
-from pp1q_transport.capture.replay import Outcome, Replay
+from pp1q_transport.capture.replay import Replay
 from pp1q_transport.links.faulty import FaultRates
 from pp1q_transport.toy.demo import DemoOptions, DemoTarget, open_target, run_draft
 

@@ -15,11 +15,12 @@ from capture_rig import FAULTS, demo, recorded, replayed
 
 from pp1q_transport import rng
 from pp1q_transport.capture import byspec, records, trial
+from pp1q_transport.capture.link_replay import Feed
 from pp1q_transport.capture.mutation import KINDS, Mutator
 from pp1q_transport.capture.oracle import Oracle
 from pp1q_transport.capture.pcapng import CaptureError, Reader, packet
 from pp1q_transport.capture.reading import Recording
-from pp1q_transport.capture.replay import Feed, Replay
+from pp1q_transport.capture.replay import Replay
 from pp1q_transport.capture.situations import SessionOf, situations
 from pp1q_transport.capture.trial import Tally, Trials
 from pp1q_transport.errors import Reason

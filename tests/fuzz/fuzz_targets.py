@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,12 +33,14 @@ from pp1q_transport.capture.reading import Recording  # noqa: E402
 from pp1q_transport.capture.replay import Replay  # noqa: E402
 from pp1q_transport.capture.snapshot import counted, session_state  # noqa: E402
 from pp1q_transport.control_codec import REPORT_LIMIT, decode_message, encode_message  # noqa: E402
+from pp1q_transport.counters import Counters  # noqa: E402
 from pp1q_transport.daemon.config import parse  # noqa: E402
 from pp1q_transport.errors import ConfigError, InvalidQ, LocalMisuse, PeerFault, Reason  # noqa: E402
 from pp1q_transport.local import handshake  # noqa: E402
 from pp1q_transport.local import messages as m  # noqa: E402
 from pp1q_transport.local.channel import CLIENT, DAEMON, Channel, channel_bytes  # noqa: E402
-from pp1q_transport.session.negotiate import Role, message_kind, parse_goodbye, parse_refuse  # noqa: E402
+from pp1q_transport.session.machine import SessionMachine  # noqa: E402
+from pp1q_transport.session.negotiate import Agreement, Role, message_kind, parse_goodbye, parse_refuse  # noqa: E402
 
 ROOT = HERE.parents[1]
 
@@ -217,16 +221,17 @@ def allow_lists() -> Iterator[bytes]:
 
 
 def _file(stream: bytes) -> bytes:
-    """A capture of records that are told one after another: what, direction, flags, u16 length, data."""
-    made, at = [pcapng.section("fuzz", "{}"), pcapng.interface("a")], 0
+    """A capture of records that are told one after another: what (and 16 for the second of two sessions), direction, flags, u16
+    length, data."""
+    made, at = [pcapng.section("fuzz", "{}"), pcapng.interface("a"), pcapng.interface("b")], 0
     for number in range(256):
         if at + 5 > len(stream):
             break
         what, direction, flags, length = struct.unpack_from("<BBBH", stream, at)
         data = stream[at + 5 : at + 5 + length]
         at += 5 + length
-        for packet, original in records.pieces(what, direction & 3, flags, 0, data, len(data)):
-            made.append(pcapng.packet(0, (number + 1) * 1_000_000, direction & 3, 0, packet, original))
+        for packet, original in records.pieces(what & 15, direction & 3, flags, 0, data, len(data)):
+            made.append(pcapng.packet(what >> 4 & 1, (number + 1) * 1_000_000, direction & 3, 0, packet, original))
     return b"".join(made)
 
 
@@ -252,6 +257,67 @@ def captures() -> Iterator[bytes]:
         yield _file(stream)
 
 
+def group_captures() -> Iterator[bytes]:
+    """Of the two ends of a group link in every mode, rank 0's with its session with the leader beside it."""
+    for name, vector in golden.vectors().items():
+        if vector.note["to"] in ("member", "coordinator"):
+            yield b"\1" + _group_capture(name)
+
+
+def _group_capture(name: str) -> bytes:
+    note = golden.vectors()[name].note
+    mode = golden.group_mode(note["session"])
+    bench = golden.MemberBench(note["session"]) if note["to"] == "member" else golden.HubBench(note["session"])
+    sides = [(bench.session, Role.MEMBER if note["to"] == "member" else Role.COORDINATOR)]
+    if note["to"] == "coordinator":
+        sides.insert(0, (bench.receiver, Role.RECEIVER))
+    told = []
+    for link, (session, role) in enumerate(sides):
+        body = session_state(_agreement(session, role, mode), session, golden.START_NS, redact=False)
+        body |= {"account": link, "counted": counted(Counters(), 0)}
+        told.append((records.STATE | link << 4, 1, records.pack_json(body)))
+    group_link = len(sides) - 1
+    for each in [*note["before"], name]:
+        vector = golden.vectors()[each]
+        if group_link and vector.kind == "GRANT":
+            told.append((records.FRAME, 2, _step_of(vector.data)))
+        ours = vector.by_receiver is bench.sends_receiver_frames
+        told.append((records.FRAME | group_link << 4, 2 if ours else 1, vector.data))
+    return b"".join(struct.pack("<BBBH", what, way, 0, len(data)) + data for what, way, data in told)
+
+
+def _step_of(grant: bytes) -> bytes:
+    """The STEP that goes to the leader with a GRANT."""
+    granted, step = wire.Header(), wire.Header()
+    granted.decode(grant, 0)
+    step.decode(golden.vectors()["step_dense"].data, 0)
+    for name in (
+        "session", "request", "request_generation", "round", "position", "slot", "slot_generation", "depth", "representation",
+        "support_policy", "budget_us",
+    ):  # fmt: skip
+        setattr(step, name, getattr(granted, name))
+    frame = bytearray(wire.HEADER_BYTES)
+    step.encode(frame, 0)
+    return bytes(frame)
+
+
+def _agreement(session: SessionMachine, role: Role, mode: str) -> Agreement:
+    """What two ends of those roles would have agreed on, for the session's own terms."""
+    terms = session.terms
+    known = golden.agreements()[Role.RECEIVER]
+    rank = int(role is Role.MEMBER)
+    nonces = (terms.leader_nonce, terms.receiver_nonce)
+    ours, theirs = nonces if role.sends_rows else nonces[::-1]
+    whole = {"group_size": 2, "group_mode": mode}
+    far = int(role is Role.COORDINATOR)
+    return replace(
+        known,
+        session=terms.session,
+        ours=replace(known.ours, role=role, boot_nonce=ours, rank=rank, **whole),
+        theirs=replace(known.theirs, role=role.partner, boot_nonce=theirs, rank=far, **whole),
+    )
+
+
 # ---- all of them ------------------------------------------------------------------------------------------------------
 
 RECEIVER_SIDE = ("receiver", "connector_link")
@@ -275,7 +341,7 @@ TARGETS: dict[str, Target] = {
     "local": Target(local, locals_, (PeerFault,)),
     "config": Target(config, configs, (ConfigError,)),
     "allow-list": Target(allow_list, allow_lists, (ConfigError,)),
-    "capture": Target(capture, captures, (CaptureError,)),
+    "capture": Target(capture, lambda: itertools.chain(captures(), group_captures()), (CaptureError,)),
 }
 
 

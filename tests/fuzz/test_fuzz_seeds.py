@@ -16,6 +16,7 @@ import fuzz_streams
 import fuzz_targets
 from fuzz_targets import TARGETS, Target
 
+from pp1q_transport.capture.pcapng import CaptureError
 from pp1q_transport.capture.reading import Recording
 from pp1q_transport.capture.replay import Replay
 from pp1q_transport.errors import PeerFault, Reason
@@ -77,6 +78,22 @@ def test_seeds_reach_behind_the_digests() -> None:
     for data in fuzz_targets.captures():
         file = fuzz_targets._file(data[1:]) if data[0] == 1 else data
         assert Replay().run(Recording(io.BytesIO(file))).ready == 1
+
+
+def test_group_seeds_reach_decisions() -> None:
+    """Of members and of rank 0: epochs open, and proposals become ready at members."""
+    seen: dict[str, int] = {}
+    ready = 0
+    for data in fuzz_targets.group_captures():
+        try:
+            outcome = Replay().run(Recording(io.BytesIO(fuzz_targets._file(data[1:]))))
+        except CaptureError as error:
+            seen[str(error)[:40]] = seen.get(str(error)[:40], 0) + 1
+            continue
+        ready += outcome.ready
+        seen["replayed"] = seen.get("replayed", 0) + 1
+    assert seen["replayed"] > 60, seen
+    assert ready >= 2
 
 
 def test_a_stream_signed_again_is_as_good_as_the_first() -> None:

@@ -6,6 +6,7 @@ a link works, only what `links.Link` promises.
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import socket
@@ -45,7 +46,7 @@ class Sink(FrameSink):
     """Lands payloads by slot, keeps (request, payload) of whole frames, refuses CANCELs, drains what `dead` names."""
 
     def __init__(self) -> None:
-        self.memory = bytearray(SLOTS * SLOT_BYTES)
+        self.memory = memoryview(mmap.mmap(-1, SLOTS * SLOT_BYTES))  # a page costs nothing before it is used
         self.frames: list[tuple[int, bytes]] = []
         self.accepted = 0
         self.dead: set[int] = set()

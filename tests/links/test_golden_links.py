@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from protocol import golden
 from protocol.golden import Golden, Outcome, bench_for, vectors
 
 from pp1q_transport._native.kernels import monotonic_ns
+from pp1q_transport.links.rdma import RdmaLink
 from pp1q_transport.session.assembler import FrameSink
 
 pytestmark = pytest.mark.timeout(400)
@@ -61,8 +63,8 @@ class OverLink:
 
 
 @pytest.fixture(params=tuple(FACTORIES))
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The kind of link; benches made while this is set have theirs."""
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pair]]:
+    """Benches that are made while this is set have a link of this kind; the links made so far."""
     made: list[Pair] = []
     name: str = request.param
 
@@ -75,10 +77,18 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.setattr(golden, "Assembler", assembler)
     monkeypatch.setattr(golden, "fill", fill)
     monkeypatch.setattr(golden, "START_NS", monotonic_ns() + 3600 * 10**9)  # no budget ends meanwhile
-    yield name
-    for pair in made:
-        pair.left.link.close()
-        pair.right.link.close()
+    yield made
+    hang_up(made)
+
+
+def hang_up(made: list[Pair]) -> None:
+    """Closes all that were made so far: each of a hundred links on rdma looks through what the others hold open."""
+    while made:
+        pair = made.pop()
+        for link in (pair.left.link, pair.right.link):
+            link.close()
+        if isinstance(link, RdmaLink):
+            link.connection.device.close()
 
 
 def meets(vector: Golden) -> Outcome:
@@ -89,7 +99,7 @@ def meets(vector: Golden) -> Outcome:
 
 
 @pytest.mark.parametrize("name", sorted({vector.note["to"] for vector in OVER_LINKS}))
-def test_golden_frames_mean_the_same_over_every_link(kind: str, name: str) -> None:
+def test_golden_frames_mean_the_same_over_every_link(links: list[Pair], name: str) -> None:
     """All vectors for one receiver of them."""
     wrong = {}
     for vector in OVER_LINKS:
@@ -97,4 +107,5 @@ def test_golden_frames_mean_the_same_over_every_link(kind: str, name: str) -> No
             outcome = bench_for(vector).feed(vector.data)
             if outcome != meets(vector):
                 wrong[vector.name] = (outcome, meets(vector))
+            hang_up(links)
     assert not wrong

@@ -24,7 +24,7 @@ from system_rig import PROMPT, draft, one_round
 
 from pp1q_transport.client import Leader, Receiver, Role, configure
 from pp1q_transport.links.rdma_config import RdmaConfig
-from pp1q_transport.links.rdma_verbs import alive
+from pp1q_transport.links.rdma_verbs import alive, load
 from pp1q_transport.toy.models import ToyModels
 
 PR_SET_PDEATHSIG = 1
@@ -53,6 +53,7 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    load()  # once, not in each child
     for line in sys.stdin:
         order = json.loads(line)
         assert not any(alive.values()), "a fork after registration"

@@ -84,6 +84,11 @@ class Writer:
         self.serve_until(lambda: self.leader.up and self.link.connection.up)
         return self.steal()
 
+    def recover(self) -> dict[str, Any]:
+        """Until there is a session whose queue pair works: a write that was refused has cost it the last one."""
+        self.serve_until(lambda: self.leader.up and self.link.connection.up and self.link.connection.pair.state == "RTS")
+        return {}
+
     def steal(self) -> dict[str, Any]:
         """Keeps addresses and keys as they are now."""
         link = self.link

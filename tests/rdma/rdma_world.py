@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import select
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "system"))
 
+from processes import Conversation
 from system_rig import PROMPT, child_environment, eventually
 from verbs_peer import ONE
 
@@ -55,25 +55,19 @@ class IsolationBroken(AssertionError):
     """Bytes changed that no peer may change."""
 
 
-class Hostile:
+class Hostile(Conversation):
     """The leader's process: an order out, its answer in. One for all tests, with a session of its own for each."""
 
     def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("hostile_writer.py"))]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=child_environment()
-        )
+        super().__init__([str(Path(__file__).with_name("hostile_writer.py"))], child_environment())
 
     def start(self, do: str, **order: Any) -> None:
         """Gives an order; `answer` must follow."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
-        self.process.stdin.flush()
+        self.input.write(json.dumps({"do": do, **order}) + "\n")
 
     def answer(self) -> dict[str, Any]:
         """Waits for the answer, serving nothing."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.output.readline()
         assert line, f"the hostile leader ended with status {self.process.wait()}"
         answered: dict[str, Any] = json.loads(line)
         return answered
@@ -82,10 +76,6 @@ class Hostile:
         """An order and its answer, while the receiver serves nothing."""
         self.start(do, **order)
         return self.answer()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 class World:
@@ -119,9 +109,7 @@ class World:
 
     def served_answer(self) -> dict[str, Any]:
         """The hostile leader's answer, while the receiver serves."""
-        output = self.hostile.process.stdout
-        assert output is not None
-        self.until(lambda: select.select([output], [], [], 0)[0])
+        self.until(lambda: select.select([self.hostile.output], [], [], 0)[0])
         return self.hostile.answer()
 
     def served(self, do: str, **order: Any) -> dict[str, Any]:

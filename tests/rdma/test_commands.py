@@ -8,18 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run, start
 from verbs_peer import ONE, A, B
 
 pytestmark = pytest.mark.timeout(280)
-CLI = (sys.executable, "-m", "pp1q_transport.cli")
-SEND = (sys.executable, "-m", "pp1q_transport.cli.send")
-RECEIVE = (sys.executable, "-m", "pp1q_transport.cli.recv")
+CLI = ("-m", "pp1q_transport.cli")
+SEND = ("-m", "pp1q_transport.cli.send")
+RECEIVE = ("-m", "pp1q_transport.cli.recv")
 ENDPOINT = "tcp://10.77.2.2:7801"
 CABLE_B = Path("/sys/class/net/cable_b/statistics/rx_bytes")
 
 
 def test_the_demo_runs_between_two_processes() -> None:
-    command = [*CLI, "demo", "--link", "rdma", "--rdma", f"device={ONE}", "--rounds", "60", "--vocab", "4096", "--json"]
+    options = ["--link", "rdma", "--rdma", f"device={ONE}", "--rounds", "60", "--vocab", "4096", "--json"]
+    command = [sys.executable, *CLI, "demo", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -31,9 +33,9 @@ def test_the_demo_runs_between_two_processes() -> None:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     for name in ("leader", "receiver"):
-        subprocess.run([*CLI, "keys", "new", name, "--dir", str(tmp_path)], check=True, capture_output=True)
+        run([*CLI, "keys", "new", name, "--dir", str(tmp_path)], check=True)
     public = str(tmp_path / "leader.public")
-    subprocess.run([*CLI, "keys", "allow", str(tmp_path / "allowed"), public], check=True, capture_output=True)
+    run([*CLI, "keys", "allow", str(tmp_path / "allowed"), public], check=True)
     return tmp_path
 
 
@@ -49,15 +51,16 @@ def test_sender_and_receiver_across_the_cable(keys: Path, form: tuple[str, ...])
         "--requests", "2", "--depth", "3", "--wait", "120", "--json", *form,
     ]  # fmt: skip
     before = int(CABLE_B.read_text(encoding="ascii"))
-    with subprocess.Popen(receive, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as receiver:
-        try:
-            sent = subprocess.run(send, capture_output=True, text=True, check=False)
-            assert sent.returncode == 0, sent.stderr
-            theirs, said = receiver.communicate()
-        finally:
-            receiver.kill()
-    assert receiver.returncode == 0, said
-    for report in (json.loads(sent.stdout), json.loads(theirs)):
+    with (keys / "theirs").open("wb") as theirs, (keys / "said").open("wb") as said:
+        receiver = start(receive, stdout=theirs.fileno(), stderr=said.fileno())
+    try:
+        sent = run(send)
+        assert sent.returncode == 0, sent.stderr
+        status = receiver.wait()
+    finally:
+        receiver.kill()
+    assert status == 0, (keys / "said").read_text(encoding="utf-8")
+    for report in (json.loads(sent.stdout), json.loads((keys / "theirs").read_text(encoding="utf-8"))):
         assert report["link"] == "rdma"
         assert report["ready"] > 0
         assert report["discarded"] == 0, report["reasons"]

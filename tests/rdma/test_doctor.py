@@ -7,8 +7,10 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from processes import run
 from verbs_peer import ONE, A
 
 pytestmark = pytest.mark.timeout(120)
@@ -19,8 +21,12 @@ def findings(
     settings: str, prefix: tuple[str, ...] = (), before: Callable[[], None] | None = None
 ) -> tuple[int, dict[str, tuple[str, str]]]:
     """Status, and {check: (verdict, detail)} of the checks for rdma."""
-    command = [*prefix, sys.executable, "-m", "pp1q_transport.cli", "doctor", "--json", "--rdma", settings]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=before)
+    command = ["-m", "pp1q_transport.cli", "doctor", "--json", "--rdma", settings]
+    if prefix:
+        command = [*prefix, sys.executable, *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=before)
+    else:
+        done = run(command)
     report = json.loads(done.stdout)
     assert report["fit"] is (done.returncode == 0)
     found = {item["check"]: (item["verdict"], item["detail"]) for item in report["findings"]}
@@ -66,11 +72,12 @@ def test_a_limit_that_is_too_low_fails_by_registering_and_says_what_to_set() -> 
 
 
 def test_a_port_that_is_down_is_named_and_not_tried() -> None:
-    subprocess.run(["ip", "link", "set", "dummy_one", "down"], check=True)
+    # An end of the cable: other lanes are at work on the device beside it.
+    subprocess.run(["ip", "link", "set", "cable_a", "down"], check=True)
     try:
-        status, found = findings(f"device={ONE}")
+        status, found = findings(f"device={A}")
     finally:
-        subprocess.run(["ip", "link", "set", "dummy_one", "up"], check=True)
+        subprocess.run(["bash", "-ec", ". tests/rdma/vm/devices.sh; wire"], check=True, cwd=Path(__file__).parents[2])
     assert status == 1
     assert found["rdma port"][0] == "FAIL"
     assert "ip link set NAME up" in found["rdma port"][1]

@@ -21,6 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "system"))
 
+from processes import Conversation
 from resources import kernel_counts, own_counts
 from system_rig import ANYWHERE, PROMPT, SMALL, Rig, child_environment, draft, eventually
 from verbs_peer import A, B
@@ -46,9 +47,32 @@ def broken(reason: Reason) -> None:
     assert reason in BROKEN
 
 
+class Shell:
+    """One shell for all lines, with devices.sh at hand: starting programs is what is slow in an emulated machine."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=Path(__file__).parents[2]
+        )
+        self.run(". tests/rdma/vm/devices.sh")
+
+    def run(self, text: str) -> None:
+        """A line that must go well."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{text} && echo well || echo $?\n")
+        said = self.process.stdout.readline().strip()
+        assert said == "well", f"{text}: {said}"
+
+
+_shells: list[Shell] = []
+
+
 def sh(text: str) -> None:
-    """A shell line that must go well, with devices.sh at hand."""
-    subprocess.run(["bash", "-ec", f". tests/rdma/vm/devices.sh; {text}"], check=True, cwd=Path(__file__).parents[2])
+    """A shell line that must go well: commands joined by &&."""
+    if not _shells:
+        _shells.append(Shell())
+    _shells[0].run(text)
 
 
 class CableRig(Rig):
@@ -137,7 +161,7 @@ def held_by(rig: CableRig) -> dict[str, int]:
     return {f"kernel {kind}": count for kind, count in kernel_counts(A, B).items()} | own_counts()
 
 
-def run_cycles(rig: CableRig, count: int, fault: Callable[[int], None], mend: Callable[[], None]) -> int:
+def run_cycles(rig: CableRig, count: int, fault: Callable[[int], None], mend: Callable[[int], None]) -> int:
     """So many faults, each in the middle of a proposal; how many cost one."""
     cost = 0
     with counted(lambda: held_by(rig)):
@@ -146,14 +170,14 @@ def run_cycles(rig: CableRig, count: int, fault: Callable[[int], None], mend: Ca
             try:
                 ready = rig.attempt(2_000_000, lambda cycle=cycle: fault(cycle))  # type: ignore[misc]
             finally:
-                mend()
+                mend(cycle)
             cost += not ready
             rig.settle()
     assert rig.all_free()
     return cost
 
 
-def nothing() -> None:
+def nothing(cycle: int) -> None:
     return None
 
 
@@ -170,7 +194,7 @@ def test_the_link_goes_down_and_up(rig: CableRig) -> None:
     def down(cycle: int) -> None:
         sh(f"ip link set {('$CABLE_A', '$CABLE_B')[cycle % 2]} down")
 
-    cost = run_cycles(rig, LINK_DOWNS, down, lambda: sh("ip link set $CABLE_A up; ip link set $CABLE_B up; wire"))
+    cost = run_cycles(rig, LINK_DOWNS, down, lambda cycle: sh("wire"))
     assert cost, "a link that is down cost no proposal"
 
 
@@ -179,7 +203,7 @@ def test_everything_is_lost_for_a_while(rig: CableRig) -> None:
         rig,
         BLACKOUTS,
         lambda cycle: sh(f"tc qdisc add dev {('$CABLE_A', '$CABLE_B')[cycle % 2]} root netem loss 100%"),
-        lambda: sh("for c in $CABLE_A $CABLE_B; do tc qdisc del dev $c root 2>/dev/null || true; done"),
+        lambda cycle: sh(f"tc qdisc del dev {('$CABLE_A', '$CABLE_B')[cycle % 2]} root"),
     )
     assert cost, "a cable that loses everything cost no proposal"
 
@@ -189,35 +213,28 @@ def test_some_packets_are_lost(rig: CableRig) -> None:
         rig,
         LOSSES,
         lambda cycle: sh("tc qdisc add dev $CABLE_A root netem loss 20%"),
-        lambda: sh("tc qdisc del dev $CABLE_A root"),
+        lambda cycle: sh("tc qdisc del dev $CABLE_A root"),
     )
 
 
-class ForkServer:
+class ForkServer(Conversation):
     """Children that are there to be killed."""
 
     def __init__(self) -> None:
-        program = Path(__file__).with_name("fork_server.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
-        )
+        super().__init__([str(Path(__file__).with_name("fork_server.py"))], child_environment())
 
     def start(self, role: str, device: str, **options: Any) -> int:
         """The pid of a new child."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         order = {"role": role, "options": options, "settings": {"device": device, **SETTINGS}}
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+        self.input.write(json.dumps(order) + "\n")
+        return int(self.output.readline())
 
 
 @pytest.fixture
 def children() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
-    server.process.kill()
-    server.process.communicate()
+    server.close()
 
 
 def gone(pid: int) -> bool:

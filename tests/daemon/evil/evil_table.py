@@ -15,6 +15,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 import test_evil_frames  # noqa: E402
 import test_evil_handshake  # noqa: E402
 import test_evil_member  # noqa: E402
+import test_evil_rank0  # noqa: E402
+import test_evil_shards  # noqa: E402
 from protocol.case import Cost  # noqa: E402
 
 INTRODUCTION = """# What a peer meets that breaks a rule
@@ -28,9 +30,12 @@ The number's first digit is the section of the contract: 2 planes and frames, 4 
 Numbers from 2.6 and 4.6 on are of that folder alone; the others are the frame cases of `tests/protocol`, which are also played
 there between two sessions of one process, under several splits of the stream. "-" is allowed, or harmless, and disturbs nobody.
 
+An evil rank 0 meets the live daemon of rank 1, an evil member that of rank 0, with a live leader and draft beside both, in the
+mode of the group that the row names (else "replicate"). What those daemons captured meanwhile must replay to the same counts.
+
 Not here: strangers on either port (`tests/system/test_hostile*.py`), hostile local processes (`tests/daemon/test_hostile_*.py`),
-and what is no single bent frame or has an evil rank 0 (`cases_time.py`, `cases_group.py` and `cases_shards.py` of
-`tests/protocol`, between sessions of one process).
+and what is no single bent frame (`cases_time.py`, `cases_group.py` and `cases_shards.py` of `tests/protocol`, between sessions
+of one process).
 """
 
 
@@ -48,6 +53,11 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
         yield proof.number, "receiver", f"PROOF: {proof.title}", proof.reason.value, "link"
     for rank in test_evil_member.CASES:
         yield rank.number, "member", rank.title, rank.reason.value, "link, epoch"
+    ranks = (("rank 0", test_evil_rank0.RANK_0), ("member", test_evil_rank0.VOTES), ("leader", test_evil_shards.SHARDS))
+    for who, cases in ranks:
+        for case in cases:
+            where = "" if case.mode == "replicate" else f" ({case.mode})"
+            yield case.number, who, case.title + where, case.reason.value, "link, epoch" if case.cost == "link" else case.cost
 
 
 def page() -> str:

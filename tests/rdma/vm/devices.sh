@@ -6,10 +6,17 @@ export CABLE_A=cable_a CABLE_B=cable_b
 
 # rxe has its sockets in the first network namespace only, so the two ends can't be told apart by namespaces.
 wire() { # also after a link was down, which loses routes
-  ip route replace $ADDRESS_B/32 dev $CABLE_A src $ADDRESS_A table 101
-  ip route replace $ADDRESS_A/32 dev $CABLE_B src $ADDRESS_B table 102
-  ip neigh replace $ADDRESS_B lladdr "$(cat /sys/class/net/$CABLE_B/address)" dev $CABLE_A nud permanent
-  ip neigh replace $ADDRESS_A lladdr "$(cat /sys/class/net/$CABLE_A/address)" dev $CABLE_B nud permanent
+  local at_a at_b
+  read -r at_a </sys/class/net/$CABLE_A/address
+  read -r at_b </sys/class/net/$CABLE_B/address
+  ip -batch - <<END
+link set $CABLE_A up
+link set $CABLE_B up
+route replace $ADDRESS_B/32 dev $CABLE_A src $ADDRESS_A table 101
+route replace $ADDRESS_A/32 dev $CABLE_B src $ADDRESS_B table 102
+neigh replace $ADDRESS_B lladdr $at_b dev $CABLE_A nud permanent
+neigh replace $ADDRESS_A lladdr $at_a dev $CABLE_B nud permanent
+END
 }
 
 make_devices() {
@@ -25,7 +32,6 @@ make_devices() {
   for cable in $CABLE_A $CABLE_B; do
     echo 1 >/proc/sys/net/ipv4/conf/$cable/accept_local
     echo 0 >/proc/sys/net/ipv4/conf/$cable/rp_filter
-    ip link set $cable up
   done
   # What comes in by the cable is ours; what goes to the other end leaves by it; only then the loopback.
   ip rule add pref 10 iif $CABLE_A lookup local
@@ -40,4 +46,11 @@ make_devices() {
   rdma link add $RXE_ONE type rxe netdev dummy_one
   rdma link add $RXE_A type rxe netdev $CABLE_A
   rdma link add $RXE_B type rxe netdev $CABLE_B
+}
+
+all_processors() { # the machine boots on one
+  local switch
+  for switch in /sys/devices/system/cpu/cpu*/online; do
+    echo 1 >"$switch" || return
+  done
 }

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first process in the machine. Its root becomes the host's own, read-only under a layer of memory, so that every path is the
-# same inside and outside; the results folder alone is shared for writing. Runs the results folder's `command`, leaves its status there.
+# The first process in the machine. Its root becomes the host's own, read-only under two layers of memory (copies of what Python
+# reads most, then what is written), so that every path is the same inside and outside; the results folder alone is shared for writing. Runs the results folder's `command`, leaves its status there.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
@@ -14,7 +14,7 @@ share host /host ro,cache=loose
 $b mkdir -p /layer /whole
 $b mount -t tmpfs layer /layer
 $b mkdir /layer/upper /layer/work
-$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work whole /whole || echo "no overlay"
+$b mount -t overlay -o lowerdir=/files:/host,upperdir=/layer/upper,workdir=/layer/work whole /whole || echo "no overlay"
 for kind in proc sys dev; do $b mkdir -p "/whole/$kind" && $b mount --move "/$kind" "/whole/$kind"; done
 for place in run dev/shm; do $b mkdir -p "/whole/$place" && $b mount -t tmpfs -o mode=1777 memory "/whole/$place"; done
 $b mkdir -p /whole/dev/pts && $b mount -t devpts devpts /whole/dev/pts

@@ -14,15 +14,22 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from processes import SERVER, start
+
 OUTCOMES = "lanes.json"
-PYTEST = (sys.executable, "-m", "pytest", "-v", "--durations=10", "-p", "no:cacheprovider", "--color=no")
+# Plugins are named, not looked for in the metadata of all that is installed.
+PYTEST = ("-m", "pytest", "-v", "--durations=10", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--color=no")
+PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Lane:
     command: str = ""
     mutant: str = ""
     timeout_s: float = 1200.0  # of a hang: a quiet machine takes a tenth of it
-    conftest: bool = False  # conftest.py imports what most of these tests do not need, and imports are slow in there
+    conftest: bool = False  # tests/conftest.py imports what none of these tests needs, and imports are slow in there
 
 
 LANES: dict[str, Lane] = {
@@ -49,7 +56,7 @@ LANES: dict[str, Lane] = {
     ),
     "sessions": Lane(
         "whole sessions: rounds, late rows, lost rows, sessions formed anew",
-        ("tests/system/test_rdma_sessions.py", "-k", "not falls_back"),
+        ("tests/system/test_rdma_sessions.py", "--confcutdir=tests/system", "-k", "not falls_back"),
         conftest=True,
     ),
     "isolation": Lane(
@@ -136,10 +143,14 @@ def run_lane(name: str, lane: Lane, results: Path) -> tuple[str, str]:
     """Runs one lane in a process group of its own, which is ended with it."""
     log, junit = log_of(results, name), log_of(results, name).with_suffix(".xml")
     pytest = [*PYTEST, *(() if lane.conftest else ("--noconftest",)), f"--junit-xml={junit}", *lane.tests]
-    command = pytest if lane.tests else ["/bin/bash", "-c", lane.command]
-    environment = {**os.environ, "PP1Q_RDMA_MUTANT": lane.mutant}
+    environment = {**os.environ, **PLUGINS, "PP1Q_RDMA_MUTANT": lane.mutant}
     with log.open("wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        files = {"stdout": output.fileno(), "stderr": subprocess.STDOUT}
+        if lane.tests:
+            child = start(pytest, **files, env=environment, new_session=True)
+        else:
+            shell = ["/bin/bash", "-c", lane.command]
+            child = subprocess.Popen(shell, **files, env=environment, start_new_session=True)
         try:
             status = child.wait(lane.timeout_s)
         except subprocess.TimeoutExpired:
@@ -155,6 +166,24 @@ def run_lane(name: str, lane: Lane, results: Path) -> tuple[str, str]:
             return "FAIL", f"no report, status {status}: {error}"
     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
     return ("PASS", lane.says) if status == 0 else ("FAIL", f"status {status}: {said[-1]}")
+
+
+@contextlib.contextmanager
+def fork_server() -> Iterator[None]:
+    """All Python within is forked from one process that has its imports behind it."""
+    with tempfile.TemporaryDirectory(prefix="lanes-") as folder:
+        address = f"{folder}/fork-server"
+        command = [sys.executable, str(Path(__file__).with_name("warm.py")), address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            if not server.stdout.readline():
+                raise RuntimeError(f"the fork server ended with status {server.wait()}")
+            os.environ[SERVER] = address
+            try:
+                yield
+            finally:
+                del os.environ[SERVER]
+                server.kill()
 
 
 def tell(name: str, outcomes: dict[str, dict[str, object]], results: Path) -> None:
@@ -186,10 +215,11 @@ def main() -> int:
                 tell(name, outcomes, options.results)
 
     tracks = [threading.Thread(target=run_track, args=([name for name in names if name in chosen],)) for names in TRACKS]
-    for track in tracks:
-        track.start()
-    for track in tracks:
-        track.join()
+    with fork_server() if any(LANES[name].tests for name in chosen) else contextlib.nullcontext():
+        for track in tracks:
+            track.start()
+        for track in tracks:
+            track.join()
     return 1 if any(outcome["verdict"] == "FAIL" for outcome in outcomes.values()) else 0
 
 

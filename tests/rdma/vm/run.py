@@ -19,8 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from bytecode import write_bytecode
 from lanes import LANES
-from machine import CACHE, ENVIRONMENT, REPOSITORY, Unavailable, prepare
+from machine import CACHE, ENVIRONMENT, REPOSITORY, Machine, Unavailable, prepare
 from report import report
 
 LANES_TIMEOUT_S = 3600.0  # of a hang: a machine that is not busy takes a fifth of it
@@ -28,7 +29,7 @@ LANES_TIMEOUT_S = 3600.0  # of a hang: a machine that is not busy takes a fifth 
 
 def run_command(command: list[str], timeout_s: float) -> int:
     """One command inside; a single word is taken as shell text."""
-    machine = prepare(_environment())
+    machine = _machine()
     results = Path(tempfile.mkdtemp(prefix="command-", dir=CACHE))
     try:
         text = command[0] if len(command) == 1 else shlex.join(command)
@@ -46,13 +47,21 @@ def run_lanes(chosen: list[str], results: Path, timeout_s: float) -> int:
     results.mkdir(parents=True)
     required = bool(os.environ.get("PP1Q_REQUIRE_RDMA"))
     try:
-        machine = prepare(_environment())
+        machine = _machine()
     except Unavailable as error:
         return report(chosen, results, required, missing=str(error))
     lanes = shlex.join([sys.executable, "tests/rdma/vm/lanes.py", "--results", str(results), *chosen])
     status = machine.run(lanes, results, timeout_s)
     said = {124: f"the machine was ended after {timeout_s:.0f} s", 125: "the machine failed: see console.log"}.get(status, "")
     return report(chosen, results, required, ended=said)
+
+
+def _machine() -> Machine:
+    """Ready to boot. Raises `Unavailable`."""
+    machine = prepare(_environment())
+    tests = sorted({text for lane in LANES.values() for text in lane.tests if text.endswith(".py")})
+    write_bytecode(REPOSITORY, tests, machine.python_path)
+    return machine
 
 
 def _environment() -> dict[str, str]:
