@@ -75,13 +75,8 @@ class RankGroup:
         self.news: list[tuple[str, Reason | None, int, int]] = []
         self.exchanges = GroupExchanges(self, size)
         self._last_epoch = self.coordinator.epoch
-        self._claims: dict[int, Claims] = {}  # by slot: what the ranks say of the rows they judged
+        self.claims: dict[int, Claims] = {}  # by slot: what the ranks say of the rows they judged, as it stands
         self._commitable: dict[int, tuple[int, int]] = {}  # request -> (round, epoch) of its latest READY proposal
-
-    @property
-    def claims(self) -> dict[int, Claims]:
-        """By slot: what the ranks say of the rows they judged, as it stands."""
-        return self._claims
 
     # ---- what the owner asks ------------------------------------------------------------------------------------
 
@@ -180,7 +175,7 @@ class RankGroup:
         slot.consumers |= _GROUP_BIT
         stated = owner if self.mode == REQUEST_OWNER else wire.OWNER_ALL
         if self.mode != REPLICATE:
-            self._claims[slot.index] = Claims(slot.generation, stated, slot.depth)
+            self.claims[slot.index] = Claims(slot.generation, stated, slot.depth)
         for hub in self.hubs.values():
             hub.grant(slot, step, stated)
 
@@ -203,7 +198,7 @@ class RankGroup:
                 hub.complete(slot)
         else:
             assert self.session is not None
-            self._claims[slot.index].rows[0] = claim_of(slot, self.session.memory, self.session.terms)
+            self.claims[slot.index].rows[0] = claim_of(slot, self.session.memory, self.session.terms)
         self._perform(self.coordinator.vote(0, slot.epoch, slot.index, slot.generation, READY), now_ns)
 
     def failed(self, slot: Slot, code: int) -> None:
@@ -252,7 +247,7 @@ class RankGroup:
 
     def _note_claim(self, rank: int, header: Header, claim: Claim | None) -> None:
         """Keeps what a ready vote says; raises `PeerFault(length_bounds)` for one that says nothing, or may not say anything."""
-        claims = self._claims.get(header.slot)
+        claims = self.claims.get(header.slot)
         if claims is None or claims.generation != header.slot_generation:
             expected = False if self.mode == REPLICATE else claim is not None  # the coordinator judges the rest
         else:
@@ -264,7 +259,7 @@ class RankGroup:
 
     def _verdict(self, slot: int, generation: int) -> int:
         """Whether the rows that all ranks judged go together (see `Coordinator.verdict`)."""
-        claims = self._claims[slot]
+        claims = self.claims[slot]
         assert claims.generation == generation
         assert self.session is not None
         vocab_size = self.session.terms.vocab_size
@@ -275,7 +270,7 @@ class RankGroup:
 
     def _tokens(self, slot: int) -> tuple[int, ...]:
         """What a READY decision tells ranks that have no rows."""
-        claims = self._claims[slot]
+        claims = self.claims[slot]
         return claims.rows[claims.owner].tokens
 
     # ---- what follows -------------------------------------------------------------------------------------------
@@ -301,7 +296,7 @@ class RankGroup:
         tokens = self._tokens(decision.slot) if self.mode == REQUEST_OWNER and decision.code == READY else ()
         for hub in self.hubs.values():
             hub.decide(decision, tokens)
-        if tokens and self.session is not None and not self.is_ours(self._claims[decision.slot].owner):
+        if tokens and self.session is not None and not self.is_ours(self.claims[decision.slot].owner):
             put_tokens(self.session.table.slots[decision.slot], self.session.memory, tokens)
         self._settle(decision.slot, decision.generation, decision.code, now_ns)
 
