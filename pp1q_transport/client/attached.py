@@ -231,7 +231,8 @@ class AttachedSide(ABC):
         return monotonic_ns() - started_ns
 
     def wait_for_peer(self, timeout_s: float = 30.0) -> None:
-        """Waits until proposals can flow; raises `PeerFault(timeout)` when they can't in time."""
+        """Waits until proposals can flow (in a group: until its ranks agree, for that does not hang on a leader); raises
+        `PeerFault(timeout)` when they can't in time."""
         self.may_wait()
         self.serve(0)  # a loop that does nothing but this must still hear that its daemon, a session or an epoch is over
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)

@@ -47,7 +47,8 @@ class AttachedReceiver(Exchanging, TargetSide):
         self._views: SlotViews | None = None
         self._limits: dict[str, int] = {}
         self._dense = self._sparse = True
-        self._session = 0
+        self.leader_session = 0
+        """The daemon's session with a leader's, 0 for none: a group's STEP meets `peer_lost` while rank 0's daemon has none."""
         self.epoch = 0
         """The group's epoch, as (the low half of its coordinator's boot nonce) << 32 | number; 0 in a group of one."""
         self._life = 0
@@ -71,7 +72,7 @@ class AttachedReceiver(Exchanging, TargetSide):
     @property
     def up(self) -> bool:
         """See `AttachedSide.up`."""
-        return self._open if self._grouped else self._session != 0
+        return self._open if self._grouped else self.leader_session != 0
 
     @property
     def between_epochs(self) -> bool:
@@ -116,7 +117,7 @@ class AttachedReceiver(Exchanging, TargetSide):
 
     def _parted(self) -> None:
         self._unmap(touched=self.copies.running)
-        self._session = 0
+        self.leader_session = 0
         self._open = False
         self.forget_exchanges()
         self._asked = 0
@@ -156,9 +157,9 @@ class AttachedReceiver(Exchanging, TargetSide):
             if not number and request in self._answer:
                 self._answer[request] = Reason.from_code(reason)
         elif kind == m.UP:
-            self._session = fields[0]
+            self.leader_session = fields[0]
         elif kind == m.DOWN:
-            self._session = 0
+            self.leader_session = 0
             self._discard_all()
         elif kind == m.COMMITTED:
             self._answer.pop(fields[0], None)
@@ -212,7 +213,7 @@ class AttachedReceiver(Exchanging, TargetSide):
                 return
             self._as_rank_0_counts(ticket, round_number, generation)
         ticket.facts = ProposalFacts(
-            session=self._session,
+            session=self.leader_session,
             slot=slot,
             slot_generation=slot_generation,
             request_generation=generation,

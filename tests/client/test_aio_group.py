@@ -47,6 +47,9 @@ async def ranks(group: Deployment) -> AsyncIterator[tuple[list[AsyncReceiver], A
         for side in sides:
             side.on_agree(agree)
         await asyncio.gather(*(receiver.wait_for_peer() for receiver in receivers), leader.wait_for_peer())
+        async with asyncio.timeout(WATCHDOG_S):
+            while not sides[0].leader_session:  # ranks agree without a leader; its rows are what these tests are about
+                await asyncio.sleep(0.001)
         yield receivers, leader
 
 
