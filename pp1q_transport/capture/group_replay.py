@@ -173,12 +173,14 @@ class GroupLink(InGroup):
         self.group = group
         self.live: Counter[Word] = Counter()
         self._was_ready = state.counted[2]
+        self._besides = SHARED
 
     def _of_before(self, frame: bytes) -> bool:
         """Exchanges decide no proposal, and rank 0's own part of one is in no frame: they are passed over, and said to be."""
         if len(frame) < wire.HEADER_BYTES or self._header.decode(frame, 0) or self._header.kind != wire.EXCHANGE:
             return False
         self._outcome.skipped[EXCHANGES] = self._outcome.skipped.get(EXCHANGES, 0) + 1
+        self._besides = SHARED | {Reason.GENERATION_STALE}  # what one of an epoch that is over counts
         return True
 
     def over(self, reason: Reason, now_ns: int) -> None:
@@ -205,4 +207,4 @@ class GroupLink(InGroup):
     def compare(self, reasons: dict[str, int], discards: dict[str, int], ready: int) -> None:
         """See `Link.compare`."""
         ours = (self.counters.reasons, self.counters.discards, {"ready": self.ready + self._was_ready})
-        self._compare((reasons, discards, {"ready": ready}), ours, SHARED)
+        self._compare((reasons, discards, {"ready": ready}), ours, self._besides)

@@ -91,8 +91,8 @@ def test_every_daemon_of_a_deployment_writes_its_own_and_each_replays(tmp_path: 
         replayed = pp1q("replay", str(path), "--json")
         assert replayed.returncode == 0, replayed.stdout
         told[path.stem] = json.loads(replayed.stdout)
-    assert [told[name]["ready"] for name in ("x-leader", "x-receiver0", "x-receiver1")] == [40, 40, 0]
-    assert told["x-receiver1"]["skipped"] == {"member with coordinator": 1}
+    assert [told[name]["ready"] for name in ("x-leader", "x-receiver0", "x-receiver1")] == [40, 40, 40]
+    assert not any(outcome["skipped"] or outcome["differs"] for outcome in told.values())
 
 
 def test_the_benchmarks_ends_write_theirs(tmp_path: Path) -> None:

@@ -206,6 +206,21 @@ def test_what_did_not_happen_so_is_a_difference(
 
 
 @pytest.mark.slow
+def test_a_late_exchange_may_be_counted_where_there_were_exchanges() -> None:
+    """They are passed over, and one of an epoch that is over counts generation_stale: so it may where there was one, nowhere else."""
+    for mode, exchanged in (("vocabulary", True), ("request-owner", False)):
+        taken = recorded(captured(mode, 16)["receiver0"][0])
+        ends = [at for at, record in enumerate(taken) if record.what == records.END]
+        for at in ends:
+            body = json.loads(taken[at].data)
+            reasons = body["counted"]["reasons"]
+            reasons["generation_stale"] = reasons.get("generation_stale", 0) + 1
+            taken[at] = taken[at]._replace(data=records.pack_json(body))
+        differs = Replay().run(taken).differs
+        assert len([line for line in differs if "generation_stale" in line]) == len(ends) - exchanged, differs
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", (0, 1))
 def test_a_bent_state_is_named_or_harmless(rank: int) -> None:
     """The state of a group comes from a file, which anybody may have written."""
