@@ -138,6 +138,8 @@ def shard_winner(logits: Logits, first_id: int, valid: int | None = None) -> Win
     float32 or float64, compared as they are (every float16 and float32 is a float64). Raises `LocalMisuse` for what is no such
     row.
     """
+    if not isinstance(logits, np.ndarray):
+        raise LocalMisuse(f"logits must be a NumPy array, not {type(logits).__name__}")
     if logits.ndim != 1 or logits.dtype not in (np.float16, np.float32, np.float64):
         raise LocalMisuse(f"logits must be one-dimensional floats, not {logits.dtype} of shape {logits.shape}")
     count = len(logits) if valid is None else valid
@@ -194,6 +196,9 @@ def commit(drafts: Tokens, winners: Tokens, vocab_size: int, depths: NDArray[np.
     where that differs. Raises `LocalMisuse` for other shapes or types, and for a depth, draft or winner out of range (a -1 is
     never accepted).
     """
+    for array in (drafts, winners, *(() if depths is None else (depths,))):
+        if not isinstance(array, np.ndarray):
+            raise LocalMisuse(f"drafts, winners and depths must be NumPy arrays, not {type(array).__name__}")
     if drafts.ndim != 2 or winners.shape != (drafts.shape[0], drafts.shape[1] + 1):
         raise LocalMisuse(f"drafts {list(drafts.shape)} and winners {list(winners.shape)}, not [n, depth] and [n, depth + 1]")
     if any(array.dtype not in (np.int32, np.int64) for array in (drafts, winners)):

@@ -248,3 +248,15 @@ def test_the_binding_checks_every_length(call: tuple[Any, ...]) -> None:
     drafts, winners, depths, depth, tokens, accepted = call
     with pytest.raises(ValueError, match=r"."):
         kernels.greedy_commit(drafts, winners, depths, depth, 5, tokens, accepted)
+
+
+def test_lists_are_no_arrays() -> None:
+    tokens = np.zeros((1, 3), np.int32)
+    for call in (
+        lambda: shard_winner([1.0, 2.0], 0),  # type: ignore[arg-type]
+        lambda: commit([[1, 2]], tokens, 10),  # type: ignore[arg-type]
+        lambda: commit(tokens[:, :2], [[1, 2, 3]], 10),  # type: ignore[arg-type]
+        lambda: commit(tokens[:, :2], tokens, 10, [1]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(LocalMisuse, match="NumPy array"):
+            call()

@@ -114,7 +114,10 @@ def situations(taken: Iterable[Record]) -> list[SessionOf]:
                 kept += session.take(record, record.incoming == (session.state.side is Role.RECEIVER))
     found = [session for session in sessions.values() if session is not None and session.whole]
     if not found:
-        raise CaptureError("no whole proposal of whole rows in this capture: nothing to corrupt")
+        raise CaptureError(
+            "no whole proposal of whole rows on a leader's link in this capture, so nothing to corrupt (no ranges of rows, no "
+            "links between ranks: take rank 0's file in mode replicate)"
+        )
     return found
 
 

@@ -66,8 +66,8 @@ def demo_sidecar(
     """A draft process, a leader daemon, a receiver daemon for each rank and a target process for each rank, on this machine.
 
     Exit status 0 means: every proposal was ready on every rank, all ranks committed the same tokens, these are distributed as the
-    target, every slot is free again and every process ended by itself. With --mode vocabulary each rank is sent its own range of
-    q over a link of its own, and the ranks verify together, by what their daemons exchange.
+    target (tested from 320 rounds on), every slot is free again and every process ended by itself. With --mode vocabulary each
+    rank is sent its own range of q over a link of its own, and the ranks verify together, by what their daemons exchange.
 
     Example: pp1q demo-sidecar --sparse 32 --rounds 400
     """

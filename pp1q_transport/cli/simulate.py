@@ -27,7 +27,7 @@ LOG_LINES: Final = 200
 @click.command(context_settings={"show_default": True})
 @click.option("--seed", type=click.IntRange(0, (1 << 62) - 1), default=1, help="The first run's; each run takes the next one.")
 @click.option("--rounds", type=click.IntRange(1, 100_000_000), default=20_000, help="STEPs in all, in runs of 250.")
-@click.option("--ranks", default="1,2,3,4", metavar="LIST", help="Ranks of a target (1 to 8); runs take turns.")
+@click.option("--ranks", default="1,2,3,4", metavar="LIST", help="Ranks of a target (1 to 8); runs of 250 take turns.")
 @click.option("--targets", type=click.IntRange(1, 8), default=2, help="Targets that the one leader serves.")
 @click.option("--faults", default="all", metavar="KINDS", help="all, none, or names such as drop,flip,cut.")
 @click.option("--intensity", type=FiniteRange(0.0, 100.0), default=1.0, help="Multiplies how often each fault comes.")
@@ -77,6 +77,8 @@ def simulate(
         click.echo(_report(totals, seconds))
         if found is not None:
             click.echo(_violation(found))
+        elif plant_name:
+            click.echo(f"plant {plant_name}: not noticed; more rounds or faults may be needed (docs/simulation.md)")
     if found is not None:
         sys.exit(1)
 

@@ -65,6 +65,8 @@ def target_sharded(shard: Shard, weights: Weights, into: ShardTarget | None = No
 
     `into` is a target of this shard to use again. Raises `LocalMisuse` on every rank alike for what `FastTarget` refuses.
     """
+    if not isinstance(weights, np.ndarray) or weights.dtype not in (np.float32, np.float64):
+        raise LocalMisuse(f"target weights must be float32 or float64, not {getattr(weights, 'dtype', type(weights).__name__)}")
     target = into or ShardTarget(shard)
     row = target.row
     try:
@@ -202,6 +204,8 @@ def greedy_tokens_sharded(
     One GATHER of (value, global ID) for all rows: the greedy lane's only exchange. `greedy.commit` takes it from there. Raises
     `InvalidQ(invalid_weights)` on every rank alike for a row that the full path refuses. SPEC section 7.
     """
+    if not isinstance(logits, np.ndarray):
+        raise LocalMisuse(f"logits must be a NumPy array, not {type(logits).__name__}")
     if logits.ndim != 2 or logits.shape[1] < shard.size:
         raise LocalMisuse(f"logits of shape {list(logits.shape)} do not fit [rows, {shard.size}]")
     own = [shard_winner(row, shard.first_id, shard.size) for row in logits]

@@ -207,7 +207,7 @@ def test_what_did_not_happen_so_is_a_difference(
 
 @pytest.mark.slow
 def test_a_late_exchange_may_be_counted_where_there_were_exchanges() -> None:
-    """They are passed over, and one of an epoch that is over counts generation_stale: so it may where there was one, nowhere else."""
+    """They are passed over; one of an epoch that is over counts generation_stale: so it may where there was one, nowhere else."""
     for mode, exchanged in (("vocabulary", True), ("request-owner", False)):
         taken = recorded(captured(mode, 16)["receiver0"][0])
         ends = [at for at, record in enumerate(taken) if record.what == records.END]

@@ -513,3 +513,12 @@ def test_no_residual_falls_back_to_p_and_says_so() -> None:
     for u64 in (0, END - 1, random.Random(1).randrange(END)):
         got = emulate([sharding.correct_sharded(t, r, u) for t, r, u in zip(targets, rows, (u64, None), strict=True)])
         assert got == [(FastTarget(counts.astype(np.float64)).pick(u64), False)] * 2
+
+
+def test_lists_and_other_floats_are_named() -> None:
+    shards = shards_of([0, 64, 128])
+    for weights, said in (([1.0] * 64, "not list"), (np.ones(64, np.float16), "not float16")):
+        with pytest.raises(LocalMisuse, match=said):
+            emulate([sharding.target_sharded(shard, weights) for shard in shards])  # type: ignore[arg-type]
+    with pytest.raises(LocalMisuse, match="NumPy array, not list"):
+        emulate([sharding.greedy_tokens_sharded(shard, [[1.0] * 64]) for shard in shards])  # type: ignore[arg-type]

@@ -64,3 +64,9 @@ def test_misuse_is_one_line(arguments: tuple[str, ...]) -> None:
     done = simulate(*arguments)
     assert done.exit_code == 2
     assert "Traceback" not in done.output
+
+
+def test_a_plant_that_was_not_noticed_is_said_to_be() -> None:
+    done = simulate("--rounds", "20", "--ranks", "1", "--plant", "no-fence", "--faults", "none")
+    assert done.exit_code == 0, done.output
+    assert "plant no-fence: not noticed" in done.output
