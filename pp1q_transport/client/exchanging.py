@@ -65,7 +65,8 @@ class Exchanging(AttachedSide):
         with `epoch_over` when a rank is lost meanwhile: then nothing of it may be committed. What the generator raises on every
         rank alike (`InvalidQ`) goes through; after anything else this rank leaves its group, since the others wait for its part.
         """
-        place = Place(request.request, request.generation if generation is None else generation, round, request.anchor)
+        # Rank 0 alone counts generations: without a proposal the ranks know no common one.
+        place = Place(request.request, generation or 0, round, request.anchor)
         split = self.shard() if shard is None else shard
         if self.limit("group_size") == 1:
             return self._alone(steps, place, split)
@@ -97,6 +98,9 @@ class Exchanging(AttachedSide):
             raise ProposalDiscarded(Reason.PEER_LOST, place.request, place.round, epoch_over=True)
 
     def _say(self, part: Part, epoch: int) -> None:
+        if part.sequence > wire.U32_MAX:  # this epoch has no numbers left: it ends by this, and the next counts from 0
+            self._lose(Reason.GENERATION_EXHAUSTED)
+            return
         payload = part.values.tobytes()
         self._said += 1
         self.send(

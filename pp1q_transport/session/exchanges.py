@@ -18,6 +18,7 @@ from collections import deque
 from typing import Final
 
 from ..errors import LocalMisuse, PeerFault, Reason
+from ..wire import U32_MAX
 from .parts import Part, RanksDiffer, judge, judge_all
 
 WINDOW: Final = 64
@@ -74,6 +75,8 @@ class Exchanges:
         if part.sequence != due:
             reason = Reason.GENERATION_DUPLICATE if part.sequence < due else Reason.RANK_DISAGREE
             raise PeerFault(reason, f"rank {part.rank} is in exchange {part.sequence}, {due} was next")
+        if due > U32_MAX:  # no frame has a number for it
+            raise PeerFault(Reason.GENERATION_EXHAUSTED, "exchanges of one epoch")
         at = due - self.completed
         if at >= WINDOW:
             raise PeerFault(Reason.OVERLOAD, f"rank {part.rank} is {at} exchanges ahead")

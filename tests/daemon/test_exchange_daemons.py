@@ -316,6 +316,34 @@ def test_what_ends_an_exchange_ends_it_for_all() -> None:
         assert [bed.counters(f"receiver{rank}").get("clients_cut_off", 0) for rank in range(2)] == [0, 0]
 
 
+@pytest.mark.parametrize("numbers_left", (True, False))
+def test_ranks_compute_again_after_rank_0_s_process_parted(numbers_left: bool) -> None:
+    """Its request has another generation then than that of the other ranks. An epoch of 2^32 exchanges parts every process."""
+
+    def winners(receiver: AttachedReceiver, request: Any) -> list[int]:
+        shard = receiver.shard()
+        return receiver.run_sharded(sharding.greedy_tokens_sharded(shard, np.ones((1, shard.size))), request, 1)
+
+    def act(receiver: AttachedReceiver, barrier: threading.Barrier) -> None:
+        request = receiver.open_request(1, PROMPT, seed=SEED)
+        barrier.wait(WATCHDOG_S)
+        if not numbers_left:
+            receiver._said = 1 << 32
+        elif receiver.rank == 0:
+            receiver._lose(Reason.PEER_LOST)
+        if receiver.rank or not numbers_left:
+            with pytest.raises(ProposalDiscarded) as over:
+                winners(receiver, request)
+            assert (over.value.reason, over.value.epoch_over) == (Reason.PEER_LOST, True)
+        receiver.wait_for_peer(WATCHDOG_S)
+        assert request.generation == (0 if receiver.rank else 1)
+        assert winners(receiver, request) == [0]
+
+    with Bed(dataclasses.replace(SHAPE, mode="replicate")) as bed:
+        bed.up()
+        on_every_rank(bed, act)
+
+
 BAD: tuple[tuple[str, Reason, dict[str, int], bytes], ...] = (
     ("another rank's part", Reason.RANK_DISAGREE, {"rank": 0}, bytes(8)),
     ("out of turn", Reason.RANK_DISAGREE, {"sequence": 3}, bytes(8)),

@@ -30,6 +30,7 @@ from pp1q_transport.session.parts import (
 )
 from pp1q_transport.sharding import Exchange, Op, build, verifying
 from pp1q_transport.sharding.exchange import ENTRY
+from pp1q_transport.wire import U32_MAX
 
 VOCAB = 96
 
@@ -152,6 +153,21 @@ def test_what_is_under_way_is_bounded() -> None:
     own = Part(0, 0, 1, 0, 0, 0, 1, 0, 32, np.array([(1.0, 4)], ENTRY))
     assert len(machine.own(own)) == 2
     machine.heard(replace(said, sequence=WINDOW))
+
+
+@pytest.mark.parametrize("rank", (0, 1))
+def test_an_epoch_has_as_many_exchanges_as_a_frame_can_number(rank: int) -> None:
+    machine = Exchanges(2, rank, VOCAB)
+    machine.begin()
+    machine.completed = U32_MAX
+    machine._next = [U32_MAX] * 2
+    machine.own(part(rank, U32_MAX, 2))
+    assert len(machine.heard(part(1 - rank, U32_MAX, 2))) == 2
+    with pytest.raises(PeerFault) as caught:
+        machine.own(part(rank, U32_MAX + 1, 2))
+    assert caught.value.reason is Reason.GENERATION_EXHAUSTED
+    machine.begin()
+    assert machine.own(part(rank, 0, 2)) == []
 
 
 def test_a_member_hears_nothing_of_what_it_has_no_part_in() -> None:
