@@ -97,6 +97,8 @@ class MemberLink(GroupLink):
     def said(self, header: Header, record: Record) -> None:
         """See `Link.said`."""
         note(self.live, header)
+        if header.kind in (wire.LEAVE, wire.VOTE) and not (header.kind == wire.LEAVE) <= header.status <= len(Reason):
+            raise CaptureError("a vote or leave that no rank sends")
         session, table = self.session, self.session.table
         if header.kind == wire.AGREE:
             self._free_all()

@@ -206,6 +206,18 @@ def test_what_did_not_happen_so_is_a_difference(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "status"), ((wire.VOTE, len(Reason) + 1), (wire.LEAVE, len(Reason) + 1), (wire.LEAVE, 0)))
+def test_a_word_of_the_rank_s_own_for_no_reason_is_a_fault_of_the_file(kind: int, status: int) -> None:
+    def change(header: Header) -> None:
+        header.kind, header.status = kind, status
+        header.state_low = header.state_high = header.floor = 0
+
+    taken = recorded(captured("vocabulary", 16)["receiver1"][0])
+    with pytest.raises(CaptureError, match="that no rank sends"):
+        Replay().run(bent(taken, wire.VOTE if kind == wire.VOTE else wire.AGREE, False, change))
+
+
+@pytest.mark.slow
 def test_a_late_exchange_may_be_counted_where_there_were_exchanges() -> None:
     """They are passed over; one of an epoch that is over counts generation_stale: so it may where there was one, nowhere else."""
     for mode, exchanged in (("vocabulary", True), ("request-owner", False)):
