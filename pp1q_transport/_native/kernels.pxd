@@ -98,7 +98,7 @@ cdef class ShardedRow(TargetRow):
     cdef int _shift_ids(self) except -1
     cpdef int begin(self, object weights) except? -1
     cpdef int fix_by(self, object answer) except? -1
-    cpdef int put_facts(self, int64_t token, object values, object ids, object u64) except? -1
+    cpdef int put_facts(self, object drafted, object values, object ids, object u64) except? -1
     cpdef int settle(self, object answer) except? -1
     cpdef int verdict(self, object answer) except? -128
     cpdef int choose(self, object answer) except? -1

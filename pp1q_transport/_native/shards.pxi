@@ -4,6 +4,7 @@
 # call that reads what all ranks sent, and writes what this one sends next. `shards_oracle` is the same in plain Python.
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.number cimport PyIndex_Check
 from libc.string cimport memcmp, memset
 
 cdef extern from "pp1q_kernels.h" nogil:
@@ -78,7 +79,10 @@ cdef class ShardedRow(TargetRow):
         """Holds the memory of a contiguous one-dimensional array."""
         cdef Py_buffer *taken = &self.buffers[which]
         self._let_go(which)
-        PyObject_GetBuffer(array, taken, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+        try:
+            PyObject_GetBuffer(array, taken, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+        except TypeError:
+            raise ValueError(f"{name} must be an array, not {type(array).__name__}") from None
         self.held[which] = True
         if taken.ndim != 1 or taken.format == NULL or taken.format[0] == 0 or taken.format[1] != 0:
             self._let_go(which)
@@ -127,7 +131,7 @@ cdef class ShardedRow(TargetRow):
         return 0
 
     cdef uint64_t _noise(self, object u64) except? 0:
-        if self.rank == 0 and u64 is not None and 0 <= u64 < 1 << 64:
+        if self.rank == 0 and PyIndex_Check(u64) and 0 <= u64 < 1 << 64:
             return <uint64_t>u64
         if self.rank != 0 and u64 is None:
             return 0
@@ -202,14 +206,15 @@ cdef class ShardedRow(TargetRow):
             return _INVALID_WEIGHTS
         return self.fix_to(exponent)
 
-    cpdef int put_facts(self, int64_t token, object values, object ids, object u64) except? -1:
+    cpdef int put_facts(self, object drafted, object values, object ids, object u64) except? -1:
         """Writes `facts`: this rank's mass, rank 0's noise, and what the rank that holds `token` knows of it (-1: no token)."""
-        cdef int64_t first = self.ids_from[self.rank]
+        cdef int64_t token, first = self.ids_from[self.rank]
         cdef size_t index
         cdef int32_t count
         self._check_fixed()
-        if not -1 <= token < self.ids_from[self.shards]:
-            raise ValueError(f"token {token} is outside the target's vocabulary of {self.ids_from[self.shards]}")
+        if not PyIndex_Check(drafted) or not -1 <= drafted < self.ids_from[self.shards]:
+            raise ValueError(f"token {drafted} is outside the target's vocabulary of {self.ids_from[self.shards]}")
+        token = drafted
         self.facts[MASS_WORD] = self.total
         self.facts[FACT_NOISE] = self._noise(u64)
         self.facts[WEIGHT] = self.facts[COUNT] = self.facts[FACT_CODE] = 0

@@ -19,7 +19,7 @@ from ..dyadic import MASS, to_counts
 from ..errors import InvalidQ, LocalMisuse, Reason
 from ..rng import Domain, draw64
 from . import wide
-from .integer import Draw, QRow, Verdict, check_fit
+from .integer import Draw, QRow, Verdict, check_fit, noise_in
 
 Weights: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 FIXED_BITS: Final = 51
@@ -76,11 +76,11 @@ class FastTarget:
         count = q.count_of(token)
         if count == 0:
             raise InvalidQ(Reason.ZERO_Q_TOKEN, f"token {token}")
-        return kernels.accept(u64, count, self._row.weight(token), self._row.total)
+        return kernels.accept(noise_in(u64), count, self._row.weight(token), self._row.total)
 
     def pick(self, u64: int) -> int:
         """A token from p: the bonus, or the token of a target alone."""
-        return self._row.pick((u64 * self._row.total) >> 64)
+        return self._row.pick((noise_in(u64) * self._row.total) >> 64)
 
     def residual_mass(self, q: QRow) -> int:
         """What max(p - q, 0) sums to, in units of 1/(M*W); `correct` draws from it. Raises `InvalidQ` for a q that is none."""
@@ -98,6 +98,7 @@ class FastTarget:
 
     def correct(self, q: QRow, u64: int) -> tuple[int, bool]:
         """The correction after a rejection, and True; or, from the rational path, a token and False if there was no residual."""
+        u64 = noise_in(u64)
         mass = self.residual_mass(q)
         if mass == 0:
             return rational_correction(self.weights, q, u64), False

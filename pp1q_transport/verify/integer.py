@@ -9,6 +9,7 @@ below 2^62, so vocabulary-long work fits uint64; thresholds on 64-bit noise are 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -97,7 +98,7 @@ def accept(u64: int, count: int, weight: int, total: int) -> bool:
         raise LocalMisuse(f"a proposed token has a count in 1..2^24, not {count}")
     if not 0 <= weight <= total <= MAX_TOTAL or total == 0:
         raise LocalMisuse(f"weight {weight} of total {total} is no probability, or the total exceeds 2^38")
-    _check_noise(u64)
+    u64 = noise_in(u64)
     return u64 * count * total < (MASS * weight) << _NOISE_BITS
 
 
@@ -133,7 +134,7 @@ def pick(masses: NDArray[np.uint64], u64: int) -> int:
     `masses` is uint64 [n]. Each index gets an interval of noise within one unit of mass/total * 2^64; a zero mass gets
     none. Raises `LocalMisuse` without mass, or if the total does not fit 64 bits.
     """
-    _check_noise(u64)
+    u64 = noise_in(u64)
     if masses.dtype != np.uint64:
         raise LocalMisuse(f"masses must be uint64, not {masses.dtype}")
     cumulative = np.cumsum(masses)
@@ -205,9 +206,16 @@ def verify_chain(
     return Verdict(depth, [*proposal_tokens, bonus])
 
 
-def _check_noise(u64: int) -> None:
-    if not 0 <= u64 < _NOISE_END:
-        raise LocalMisuse(f"noise must be a 64-bit integer, not {u64}")
+def noise_in(u64: int) -> int:
+    """Noise as a plain integer: NumPy's would wrap in a product. Raises `LocalMisuse` for any other (a uniform float's bits are
+    none) or one outside 0..2^64-1."""
+    try:
+        plain = operator.index(u64)
+    except TypeError:
+        raise LocalMisuse(f"noise must be a 64-bit integer, not {u64!r}") from None
+    if not 0 <= plain < _NOISE_END:
+        raise LocalMisuse(f"noise must be a 64-bit integer, not {plain}")
+    return plain
 
 
 def check_fit(token: int, q: QRow, vocabulary: int) -> None:

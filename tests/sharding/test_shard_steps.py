@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,19 @@ from pp1q_transport import dyadic
 from pp1q_transport._native import kernels, shards_oracle
 from pp1q_transport.dyadic import MASS
 from pp1q_transport.errors import LocalMisuse, Reason
-from pp1q_transport.sharding import Exchange, ShardTarget, correct_sharded, emulate, pick_sharded, shards_of, target_sharded
+from pp1q_transport.sharding import (
+    Exchange,
+    ShardTarget,
+    accept_sharded,
+    correct_sharded,
+    emulate,
+    pick_sharded,
+    shards_of,
+    target_sharded,
+)
 from pp1q_transport.sharding.exchange import combine
-from pp1q_transport.verify import QRow
+from pp1q_transport.verify import FastTarget, QRow
+from pp1q_transport.verify import integer as verify
 
 END = 1 << 64
 
@@ -290,3 +301,62 @@ def test_the_generators_say_it_as_misuse() -> None:
         next(correct_sharded(settled()[0], QRow(F32[1:]), 7))
     with pytest.raises(LocalMisuse, match="contiguous"):
         next(target_sharded(shards_of([0, 32, 64])[0], np.ones(64, np.float32)[::2]))
+
+
+# -- what a caller may hand over by mistake, sharded and not ------------------------------------------------------------
+
+ODD_WEIGHTS = np.random.default_rng(4).random(64)
+HALVES = np.zeros(64, np.float32)
+HALVES[[3, 40]] = 0.5
+
+
+def one_shard() -> ShardTarget:
+    """A rank that has everything, and the masses of all."""
+    return emulate([target_sharded(shards_of([0, 64])[0], ODD_WEIGHTS)])[0]
+
+
+@pytest.mark.parametrize("u64", (0, 5, 1 << 63, END - 1))
+def test_noise_is_the_same_number_in_any_integer_type(u64: int) -> None:
+    """A product with NumPy's 64 bits would wrap, and the token be another."""
+    q, target = QRow(HALVES), FastTarget(ODD_WEIGHTS)
+    expected = target.accept(3, q, u64), target.pick(u64), target.correct(q, u64)
+    weights, counts = np.array(target.integers(), np.uint64) >> np.uint64(16), 1 << 23
+    total = int(weights.sum())
+    exact = verify.accept(u64, counts, int(weights[3]), total), verify.pick(weights, u64)
+    for same in (np.uint64(u64), np.array(u64, np.uint64)[()]):
+        assert (target.accept(3, q, same), target.pick(same), target.correct(q, same)) == expected
+        assert (verify.accept(same, counts, int(weights[3]), total), verify.pick(weights, same)) == exact
+        sharded = [emulate([step])[0] for step in (accept_sharded(one_shard(), 3, q, same), pick_sharded(one_shard(), same))]
+        assert (*sharded, emulate([correct_sharded(one_shard(), q, same)])[0]) == expected
+
+
+@pytest.mark.parametrize("u64", (0.37, 1.0, np.float32(0.5), -1, END, None, "1"))
+def test_noise_that_is_no_64_bit_integer_is_refused(u64: Any) -> None:
+    """A uniform float, as engines draw it, would be 0 as an integer: everything would be accepted."""
+    q, target = QRow(HALVES), FastTarget(ODD_WEIGHTS)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: target.accept(3, q, u64),
+        lambda: target.pick(u64),
+        lambda: target.correct(q, u64),
+        lambda: verify.accept(u64, 1, 1, 2),
+        lambda: verify.pick(np.ones(2, np.uint64), u64),
+        lambda: emulate([accept_sharded(one_shard(), 3, q, u64)]),
+        lambda: emulate([pick_sharded(one_shard(), u64)]),
+        lambda: emulate([correct_sharded(one_shard(), q, u64)]),
+    )
+    for call in calls:
+        with pytest.raises(LocalMisuse, match="noise"):
+            call()
+
+
+@pytest.mark.parametrize("token", (1 << 63, 1 << 70, -(1 << 70), 64, -2, 3.0, None, "3"))
+def test_a_token_that_is_none_is_refused_by_name(token: Any) -> None:
+    with pytest.raises(LocalMisuse, match="outside the target's vocabulary of 64"):
+        emulate([accept_sharded(one_shard(), token, QRow(HALVES), 7)])
+
+
+@pytest.mark.parametrize("q", (([0.5, 0.5], None), (HALVES[[3, 40]], [3, 40]), (None, None)))
+def test_a_q_that_is_no_array_is_refused_by_name(q: Any) -> None:
+    for steps in (accept_sharded(one_shard(), 3, QRow(*q), 7), correct_sharded(one_shard(), QRow(*q), 7)):
+        with pytest.raises(LocalMisuse, match="must be an array, not"):
+            emulate([steps])
