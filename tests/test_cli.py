@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from pp1q_transport.cli import COMMANDS, main
-from pp1q_transport.cli._common import setup_logging
+from pp1q_transport.cli._common import command_errors, setup_logging
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -222,3 +224,37 @@ def test_version_is_the_package_s() -> None:
     done = CliRunner().invoke(main, ["--version"])
     assert done.exit_code == 0
     assert isinstance(main, click.Command)
+
+
+def test_sigterm_in_the_middle_of_a_write_is_no_second_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came while a line was written to stderr, which Python lets nobody write to from within: the status was 1, not 143."""
+    before = signal.getsignal(signal.SIGTERM)
+    written: list[str] = []
+    within = False
+
+    class Once(io.StringIO):
+        def write(self, text: str) -> int:
+            nonlocal within
+            assert not within, "a write within a write"
+            within = True
+            try:
+                if "greeting" in text:
+                    signal.raise_signal(signal.SIGTERM)
+                written.append(text)
+                return len(text)
+            finally:
+                within = False
+
+    monkeypatch.setattr(sys, "stderr", Once())
+
+    @command_errors
+    def command() -> None:
+        click.echo("greeting", err=True)
+
+    try:
+        with pytest.raises(SystemExit) as caught:
+            command()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert "".join(written).strip() == "pp1q: terminated"

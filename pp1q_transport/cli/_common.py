@@ -45,6 +45,9 @@ def command_errors(function: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             click.echo("pp1q: interrupted", err=True)
             sys.exit(130)
+        except _Terminated:
+            click.echo("pp1q: terminated", err=True)
+            raise
         except OSError as error:  # a full disk, a closed pipe
             click.echo(f"pp1q: {error.strerror or error}", err=True)
             sys.exit(1)
@@ -52,10 +55,13 @@ def command_errors(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _terminated(_number: int, _frame: object) -> None:
+class _Terminated(SystemExit):
     """SIGTERM ends a command as Ctrl-C does, peers told, with the status a shell expects."""
-    click.echo("pp1q: terminated", err=True)
-    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _terminated(_number: int, _frame: object) -> None:
+    """Writes nothing: a signal may come in the middle of a write to the same stream, and Python allows no second one within."""
+    raise _Terminated(128 + signal.SIGTERM)
 
 
 def setup_logging(verbose: int) -> None:
