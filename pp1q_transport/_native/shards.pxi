@@ -211,6 +211,8 @@ cdef class ShardedRow(TargetRow):
         cdef int64_t token, first = self.ids_from[self.rank]
         cdef size_t index
         cdef int32_t count
+        if not self.bound:
+            raise ValueError("no messages are bound")
         self._check_fixed()
         if not PyIndex_Check(drafted) or not -1 <= drafted < self.ids_from[self.shards]:
             raise ValueError(f"token {drafted} is outside the target's vocabulary of {self.ids_from[self.shards]}")
@@ -236,6 +238,8 @@ cdef class ShardedRow(TargetRow):
         """Reads the `facts` of all ranks: W is known from here on."""
         cdef size_t s
         cdef uint64_t mass
+        if not self.bound:
+            raise ValueError("no messages are bound")
         self._check_fixed()
         self._take(answer, &self.facts[0], FACTS)
         self.all_total = 0
@@ -320,6 +324,8 @@ cdef class ShardedRow(TargetRow):
         cdef int64_t chosen
         cdef size_t s
         cdef const uint64_t *known
+        if not self.bound:
+            raise ValueError("no messages are bound")
         self._take(answer, &self.residual[0], RESIDUAL)
         self.all_counts = 0
         for s in range(self.shards):
