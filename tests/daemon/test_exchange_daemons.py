@@ -251,7 +251,6 @@ def test_the_page_for_engines_is_true() -> None:
     assert len(tokens[0]) > len(PROMPT) + 8
 
 
-@pytest.mark.skip(reason="on an overloaded machine it hangs now and then (2 of 25): cause not known yet")
 def test_what_ends_an_exchange_ends_it_for_all() -> None:
     """A rank that is in another round, one that fails by itself, one that leaves: nobody has an answer, and all agree anew."""
 
@@ -295,6 +294,7 @@ def test_what_ends_an_exchange_ends_it_for_all() -> None:
             fails(receiver, request)
         assert isinstance(failed.value, ValueError if receiver.rank else ProposalDiscarded)
         receiver.wait_for_peer(WATCHDOG_S)
+        barrier.wait(WATCHDOG_S)  # or rank 1 ends this epoch before rank 0 has heard of it, which then waits in the next one alone
         with pytest.raises(LocalMisuse if receiver.rank else ProposalDiscarded):
             receiver.run_sharded(unknown_step() if receiver.rank else two_steps(), request, 3)
         receiver.wait_for_peer(WATCHDOG_S)
