@@ -294,7 +294,7 @@ def test_what_ends_an_exchange_ends_it_for_all() -> None:
             fails(receiver, request)
         assert isinstance(failed.value, ValueError if receiver.rank else ProposalDiscarded)
         receiver.wait_for_peer(WATCHDOG_S)
-        barrier.wait(WATCHDOG_S)  # or rank 1 ends this epoch before rank 0 has heard of it, which then waits in the next one alone
+        barrier.wait(WATCHDOG_S)  # or rank 1 ends this epoch before rank 0 has heard of it
         with pytest.raises(LocalMisuse if receiver.rank else ProposalDiscarded):
             receiver.run_sharded(unknown_step() if receiver.rank else two_steps(), request, 3)
         receiver.wait_for_peer(WATCHDOG_S)
