@@ -103,21 +103,7 @@ class Exchanging(AttachedSide):
             return
         payload = part.values.tobytes()
         self._said += 1
-        self.send(
-            m.EXCHANGE,
-            part.request,
-            epoch & wire.U32_MAX,
-            part.sequence,
-            part.generation,
-            part.round,
-            part.position,
-            part.purpose,
-            part.first_id,
-            part.end_id,
-            part.rank,
-            len(payload) // 4,
-            payload=payload,
-        )
+        self.send(m.EXCHANGE, *part.record(epoch, len(payload)), payload=payload)
         self.ring()
 
     def _hear(self, place: Place, epoch: int) -> list[Part]:

@@ -35,19 +35,5 @@ def tell_parts(send: Callable[..., None], epoch: int, exchanges: list[list[Part]
     for parts in exchanges:
         for part in parts:
             payload = part.values.tobytes()
-            send(
-                m.EXCHANGED,
-                part.request,
-                epoch,
-                part.sequence,
-                part.generation,
-                part.round,
-                part.position,
-                part.purpose,
-                part.first_id,
-                part.end_id,
-                part.rank,
-                len(payload) // 4,
-                payload=payload,
-            )
+            send(m.EXCHANGED, *part.record(epoch, len(payload)), payload=payload)
     exchanges.clear()

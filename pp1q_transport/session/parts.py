@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import LocalMisuse, PeerFault, Reason
 from ..sharding.exchange import ENTRY, Exchange, Op, combine
 from ..sharding.verifying import NOISE_OWNER
+from ..wire import U32_MAX
 
 PART_BYTES_MOST: Final = 16_384
 ROWS_MOST: Final = 33  # depth 32 and the bonus
@@ -54,6 +55,13 @@ class Part:
     def place(self) -> tuple[int, int, int, int]:
         """What the exchange is about: the same on every rank."""
         return self.request, self.generation, self.round, self.position
+
+    def record(self, epoch: int, payload_bytes: int) -> tuple[int, ...]:
+        """The fields of the local record that carries it, EXCHANGE or EXCHANGED, beside its values' bytes."""
+        return (
+            self.request, epoch & U32_MAX, self.sequence, self.generation, self.round, self.position, self.purpose,
+            self.first_id, self.end_id, self.rank, payload_bytes // 4,
+        )  # fmt: skip
 
 
 Judge: TypeAlias = Callable[[Part], Reason | None]
