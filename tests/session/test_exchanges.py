@@ -7,6 +7,8 @@ import itertools
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pp1q_transport import sharding
+from pp1q_transport.counters import Counters
 from pp1q_transport.errors import LocalMisuse, PeerFault, Reason
+from pp1q_transport.session.exchange_frames import send_part
 from pp1q_transport.session.exchange_run import ExchangeRun, Place
 from pp1q_transport.session.exchanges import WINDOW, Exchanges
+from pp1q_transport.session.group_exchanges import GroupExchanges
 from pp1q_transport.session.parts import (
     BY_WHAT,
     PART_BYTES_MOST,
@@ -30,7 +35,7 @@ from pp1q_transport.session.parts import (
 )
 from pp1q_transport.sharding import Exchange, Op, build, verifying
 from pp1q_transport.sharding.exchange import ENTRY
-from pp1q_transport.wire import U32_MAX
+from pp1q_transport.wire import U32_MAX, Header
 
 VOCAB = 96
 
@@ -280,3 +285,35 @@ def test_runs_over_the_machines_equal_the_emulator(size: int, seed: int, dtype: 
         assert run.resume(group.complete[rank][0], 1) is None
     assert [run.result for run in runs] == want
     assert len(list(itertools.chain(*group.complete))) == size
+
+
+@pytest.mark.parametrize("code", (0, max(PURPOSES) + 1, U32_MAX))
+def test_no_bytes_are_a_body_of_no_purpose(code: int) -> None:
+    with pytest.raises(PeerFault) as caught:
+        values_of(code, b"", 0)
+    assert caught.value.reason is Reason.SEMANTIC_MISMATCH
+
+
+def test_nothing_is_exchanged_before_any_epoch_was_open() -> None:
+    link: Any = SimpleNamespace()
+    group: Any = SimpleNamespace(counters=Counters(), epoch=0, links={1: link})
+    exchanges = GroupExchanges(group, 2)
+    with pytest.raises(LocalMisuse, match="before every rank is up"):
+        exchanges.own(part(0, 0, 2))
+    with pytest.raises(PeerFault) as caught:
+        exchanges.heard(1, link, Header(), part(1, 0, 2))
+    assert caught.value.reason is Reason.SLOT_STATE
+    assert (exchanges.done, exchanges.said(0), exchanges.said(1)) == ([], 0, 0)
+
+
+def test_a_broken_link_is_sent_nothing_and_keeps_its_reason() -> None:
+    def outbox(*_: object) -> None:
+        raise PeerFault(Reason.OVERLOAD, "full")
+
+    session: Any = SimpleNamespace(broken=0, terms=SimpleNamespace(leader_nonce=1), blank=lambda _kind: Header(), outbox=None)
+    session.outbox = SimpleNamespace(frame=outbox)
+    send_part(session, 1, part(1, 0))
+    assert session.broken == Reason.OVERLOAD.code
+    session.broken = Reason.TIMEOUT.code
+    send_part(session, 1, part(1, 1))
+    assert session.broken == Reason.TIMEOUT.code
